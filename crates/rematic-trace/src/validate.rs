@@ -1,0 +1,269 @@
+use std::collections::HashSet;
+
+use crate::error::Place;
+use crate::{CallId, Event, Fault, InvalidTrace, Layout, LayoutId, Module, Op, OpId, StepTrace, StorageId, Tensor};
+
+impl StepTrace {
+    /// Checks every rule that consumers rely on, in time linear in the trace.
+    ///
+    /// # Errors
+    /// The first broken rule, with its place.
+    pub fn validate(&self) -> Result<(), InvalidTrace> {
+        self.check_tables()?;
+        for (index, op) in self.ops.iter().enumerate() {
+            let id = OpId::new(index);
+            self.check_op(id, op).map_err(|fault| self.at_op(id, fault))?;
+        }
+        Walk::new(self).run()
+    }
+
+    fn check_tables(&self) -> Result<(), InvalidTrace> {
+        for (row, layout) in self.layouts.iter().enumerate() {
+            check_layout(layout).map_err(|fault| InvalidTrace { at: Place::Row("layouts", row), fault })?;
+        }
+        let mut total: u64 = 0;
+        for (row, storage) in self.storages.iter().enumerate() {
+            let at = || Place::Row("storages", row);
+            // Allocators round up to at most 2 MiB, so this leaves room for rounding too.
+            total = total
+                .checked_add(storage.bytes)
+                .and_then(|sum| sum.checked_add(1 << 21))
+                .filter(|&sum| sum < 1 << 62)
+                .ok_or_else(|| InvalidTrace { at: at(), fault: Fault::StoragesTooLarge })?;
+            if let Some(op) = storage.birth {
+                check_id("op", op.index(), self.ops.len()).map_err(|fault| InvalidTrace { at: at(), fault })?;
+                let born = StorageId::new(row);
+                if !self.outputs(self.op(op)).iter().any(|tensor| tensor.storage == born) {
+                    return Err(self.at_op(op, Fault::BirthNotReturned { storage: born }));
+                }
+            }
+        }
+        let mut names = HashSet::new();
+        for (row, module) in self.modules.iter().enumerate() {
+            self.check_module(row, module, &mut names)
+                .map_err(|fault| InvalidTrace { at: Place::Row("modules", row), fault })?;
+        }
+        for (row, call) in self.calls.iter().enumerate() {
+            let check = || {
+                check_id("module", call.module.index(), self.modules.len())?;
+                call.inputs.iter().chain(&call.outputs).try_for_each(|storage| self.check_storage(*storage))
+            };
+            check().map_err(|fault| InvalidTrace { at: Place::Row("calls", row), fault })?;
+        }
+        Ok(())
+    }
+
+    fn check_module<'a>(
+        &'a self,
+        row: usize,
+        module: &'a Module,
+        names: &mut HashSet<(Option<usize>, &'a str)>,
+    ) -> Result<(), Fault> {
+        match module.parent {
+            Some(parent) if parent.index() >= row => return Err(Fault::ModuleCycle { parent: parent.index() }),
+            None if row > 0 => return Err(Fault::SecondRoot),
+            _ => {}
+        }
+        if !names.insert((module.parent.map(|parent| parent.index()), &module.name)) {
+            return Err(Fault::DuplicateName { name: module.name.clone() });
+        }
+        for parameter in module.parameters.iter().chain(&module.buffers) {
+            self.check_tensor(Tensor { storage: parameter.storage, layout: parameter.layout })?;
+        }
+        Ok(())
+    }
+
+    fn check_op(&self, id: OpId, op: &Op) -> Result<(), Fault> {
+        for &tensor in self.inputs(op).iter().chain(self.outputs(op)).chain(self.saves(op)) {
+            self.check_tensor(tensor)?;
+        }
+        for &storage in self.mutates(op) {
+            self.check_storage(storage)?;
+        }
+        if let Some(call) = op.call {
+            check_id("call", call.index(), self.calls.len())?;
+        }
+        match op.differentiates {
+            Some(forward) if forward >= id => Err(Fault::DifferentiatesLater { later: forward }),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_tensor(&self, tensor: Tensor) -> Result<(), Fault> {
+        self.check_storage(tensor.storage)?;
+        check_layout_id(tensor.layout, self.layouts.len())?;
+        let bytes = self.storages[tensor.storage.index()].bytes;
+        let needed = span(self.layout_of(tensor));
+        if needed > bytes {
+            return Err(Fault::TensorPastStorage { storage: tensor.storage, needed, bytes });
+        }
+        Ok(())
+    }
+
+    fn check_storage(&self, storage: StorageId) -> Result<(), Fault> {
+        check_id("storage", storage.index(), self.storages.len())
+    }
+
+    fn at_op(&self, id: OpId, fault: Fault) -> InvalidTrace {
+        InvalidTrace { at: Place::Op(id, self.op_name(self.op(id)).to_owned()), fault }
+    }
+}
+
+fn check_id(kind: &'static str, id: usize, len: usize) -> Result<(), Fault> {
+    if id < len { Ok(()) } else { Err(Fault::UnknownId { kind, id, len }) }
+}
+
+fn check_layout_id(layout: LayoutId, len: usize) -> Result<(), Fault> {
+    check_id("layout", layout.index(), len)
+}
+
+fn check_layout(layout: &Layout) -> Result<(), Fault> {
+    if layout.shape.len() != layout.strides.len() {
+        return Err(Fault::RaggedLayout { extents: layout.shape.len(), strides: layout.strides.len() });
+    }
+    layout.checked_bytes()?;
+    Ok(())
+}
+
+/// Bytes from the first element of a tensor to the end of its last.
+fn span(layout: &Layout) -> u64 {
+    if layout.shape.contains(&0) {
+        return 0;
+    }
+    layout
+        .shape
+        .iter()
+        .zip(&layout.strides)
+        .fold(1, |last: u64, (&extent, &stride)| last.saturating_add((extent - 1).saturating_mul(stride)))
+        .saturating_mul(layout.dtype.size())
+}
+
+/// Walks the events and follows who holds what.
+struct Walk<'a> {
+    trace: &'a StepTrace,
+    held: Vec<bool>,
+    saved: Vec<u32>,
+    unsaved: Vec<bool>,
+    next_op: usize,
+    next_call: usize,
+    open: Vec<CallId>,
+    returned: Vec<bool>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(trace: &'a StepTrace) -> Self {
+        Walk {
+            trace,
+            held: trace.storages.iter().map(|storage| storage.birth.is_none()).collect(),
+            saved: vec![0; trace.storages.len()],
+            unsaved: vec![false; trace.ops.len()],
+            next_op: 0,
+            next_call: 0,
+            open: Vec::new(),
+            returned: vec![false; trace.calls.len()],
+        }
+    }
+
+    fn run(mut self) -> Result<(), InvalidTrace> {
+        for (row, &event) in self.trace.events.iter().enumerate() {
+            self.step(event).map_err(|fault| match event {
+                Event::Op(op) if op.index() < self.trace.ops.len() => self.trace.at_op(op, fault),
+                _ => InvalidTrace { at: Place::Event(row, event), fault },
+            })?;
+        }
+        let fault = if let Some(&call) = self.open.last() {
+            Fault::CallOpen { call }
+        } else if self.next_op < self.trace.ops.len() {
+            Fault::OpsMissing { ran: self.next_op, len: self.trace.ops.len() }
+        } else {
+            return Ok(());
+        };
+        Err(InvalidTrace { at: Place::End, fault })
+    }
+
+    fn step(&mut self, event: Event) -> Result<(), Fault> {
+        match event {
+            Event::Op(op) => self.op(op),
+            Event::Drop(storage) => {
+                self.trace.check_storage(storage)?;
+                if !std::mem::replace(&mut self.held[storage.index()], false) {
+                    return Err(Fault::DoubleDrop { storage });
+                }
+                Ok(())
+            }
+            Event::Unsave(op) => {
+                check_id("op", op.index(), self.trace.ops.len())?;
+                if op.index() >= self.next_op || std::mem::replace(&mut self.unsaved[op.index()], true) {
+                    return Err(Fault::NothingSaved { op });
+                }
+                for tensor in self.trace.saves(self.trace.op(op)) {
+                    self.saved[tensor.storage.index()] -= 1;
+                }
+                Ok(())
+            }
+            Event::Recategorize(storage, _) => {
+                self.trace.check_storage(storage)?;
+                self.alive(storage)
+            }
+            Event::Enter(call) => {
+                check_id("call", call.index(), self.trace.calls.len())?;
+                if call.index() != self.next_call {
+                    return Err(Fault::CallNesting { call });
+                }
+                self.next_call += 1;
+                self.open.push(call);
+                Ok(())
+            }
+            Event::Exit(call) => {
+                if self.open.pop() != Some(call) {
+                    return Err(Fault::CallNesting { call });
+                }
+                self.returned[call.index()] = true;
+                Ok(())
+            }
+            Event::EnterBackward(call) | Event::ExitBackward(call) => {
+                check_id("call", call.index(), self.trace.calls.len())?;
+                if self.returned[call.index()] { Ok(()) } else { Err(Fault::CallNesting { call }) }
+            }
+        }
+    }
+
+    fn op(&mut self, id: OpId) -> Result<(), Fault> {
+        check_id("op", id.index(), self.trace.ops.len())?;
+        if id.index() != self.next_op {
+            return Err(Fault::OpOutOfOrder { expected: self.next_op, found: id.index() });
+        }
+        self.next_op += 1;
+        let op = self.trace.op(id);
+        for tensor in self.trace.inputs(op) {
+            self.alive(tensor.storage)?;
+        }
+        for tensor in self.trace.outputs(op) {
+            if self.trace.storages[tensor.storage.index()].birth == Some(id) {
+                self.held[tensor.storage.index()] = true;
+            }
+            self.alive(tensor.storage)?;
+        }
+        for &storage in self.trace.mutates(op) {
+            self.alive(storage)?;
+        }
+        for tensor in self.trace.saves(op) {
+            self.alive(tensor.storage)?;
+        }
+        for tensor in self.trace.saves(op) {
+            self.saved[tensor.storage.index()] += 1;
+        }
+        if let Some(call) = op.call.filter(|call| call.index() >= self.next_call) {
+            return Err(Fault::CallNesting { call });
+        }
+        Ok(())
+    }
+
+    fn alive(&self, storage: StorageId) -> Result<(), Fault> {
+        if self.held[storage.index()] || self.saved[storage.index()] > 0 {
+            Ok(())
+        } else {
+            Err(Fault::NotAlive { storage })
+        }
+    }
+}

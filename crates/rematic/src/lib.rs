@@ -1,0 +1,2 @@
+//! Plans the memory of deep-learning training.
+pub use rematic_trace as trace;
