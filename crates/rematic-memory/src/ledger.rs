@@ -1,0 +1,154 @@
+use rematic_trace::{Bytes, Category, Event, OpId, StepTrace, StorageId};
+
+use crate::{Allocator, Snapshot};
+
+/// Who holds which storage, and the bytes that are in use because of it.
+///
+/// Each storage has one ordinary hold (there is a reference to it, or there is none) and a number of autograd holds
+/// (one per tensor that some operator saved). It is alive while it has any; its bytes count exactly then.
+///
+/// [`Ledger::apply`] follows the events of a plain step. A replay under a plan calls the holds directly: a storage that
+/// is recomputed is simply held again.
+///
+/// Every method takes constant time, allocates nothing, and ignores storages that the trace does not have. What never
+/// happened cannot be undone: dropping what is not held, or unsaving what is not saved, changes nothing.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    accounts: Vec<Account>,
+    snapshot: Snapshot,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Account {
+    footprint: Bytes,
+    saves: u32,
+    held: bool,
+    category: Category,
+}
+
+impl Account {
+    fn is_alive(&self) -> bool {
+        self.held || self.saves > 0
+    }
+}
+
+impl Ledger {
+    /// The state before the step: the storages that exist then are held, all others are not born.
+    #[must_use]
+    pub fn new(trace: &StepTrace, allocator: Allocator) -> Self {
+        let mut snapshot = Snapshot::default();
+        let accounts = trace
+            .storages()
+            .iter()
+            .map(|storage| {
+                let footprint = allocator.footprint(Bytes(storage.bytes));
+                let held = storage.birth.is_none();
+                if held {
+                    snapshot.add(storage.category, footprint);
+                }
+                Account { footprint, saves: 0, held, category: storage.category }
+            })
+            .collect();
+        Ledger { accounts, snapshot }
+    }
+
+    /// The bytes in use now.
+    #[must_use]
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    /// The bytes that a storage takes while it is alive.
+    #[must_use]
+    pub fn footprint(&self, storage: StorageId) -> Bytes {
+        self.accounts.get(storage.index()).map_or(Bytes(0), |account| account.footprint)
+    }
+
+    /// What a storage is counted as now.
+    #[must_use]
+    pub fn category(&self, storage: StorageId) -> Option<Category> {
+        self.accounts.get(storage.index()).map(|account| account.category)
+    }
+
+    /// Whether there is an ordinary reference to a storage.
+    #[must_use]
+    pub fn is_held(&self, storage: StorageId) -> bool {
+        self.accounts.get(storage.index()).is_some_and(|account| account.held)
+    }
+
+    /// Whether a storage is in memory.
+    #[must_use]
+    pub fn is_alive(&self, storage: StorageId) -> bool {
+        self.accounts.get(storage.index()).is_some_and(Account::is_alive)
+    }
+
+    /// An operator makes the storage, or makes it again: there is an ordinary reference to it.
+    pub fn hold(&mut self, storage: StorageId) {
+        self.change(storage, |account| account.held = true);
+    }
+
+    /// The last ordinary reference goes.
+    pub fn drop(&mut self, storage: StorageId) {
+        self.change(storage, |account| account.held = false);
+    }
+
+    /// Autograd takes hold of a tensor in the storage.
+    pub fn save(&mut self, storage: StorageId) {
+        self.change(storage, |account| account.saves = account.saves.saturating_add(1));
+    }
+
+    /// Autograd lets go of one tensor in the storage.
+    pub fn unsave(&mut self, storage: StorageId) {
+        self.change(storage, |account| account.saves = account.saves.saturating_sub(1));
+    }
+
+    /// The storage is from now on counted in another category.
+    pub fn recategorize(&mut self, storage: StorageId, category: Category) {
+        let Some(account) = self.accounts.get_mut(storage.index()) else { return };
+        if account.is_alive() {
+            self.snapshot.subtract(account.category, account.footprint);
+            self.snapshot.add(category, account.footprint);
+        }
+        account.category = category;
+    }
+
+    /// An operator of the trace runs: its new storages are held, and what autograd needs for its backward is saved.
+    pub fn run(&mut self, trace: &StepTrace, id: OpId) {
+        let Some(op) = trace.ops().get(id.index()) else { return };
+        for tensor in trace.outputs(op) {
+            if trace.storages().get(tensor.storage.index()).is_some_and(|storage| storage.birth == Some(id)) {
+                self.hold(tensor.storage);
+            }
+        }
+        for tensor in trace.saves(op) {
+            self.save(tensor.storage);
+        }
+    }
+
+    /// Follows one event of the plain step. The calls of modules hold nothing by themselves.
+    pub fn apply(&mut self, trace: &StepTrace, event: Event) {
+        match event {
+            Event::Op(op) => self.run(trace, op),
+            Event::Drop(storage) => self.drop(storage),
+            Event::Unsave(op) => {
+                let Some(op) = trace.ops().get(op.index()) else { return };
+                for tensor in trace.saves(op) {
+                    self.unsave(tensor.storage);
+                }
+            }
+            Event::Recategorize(storage, category) => self.recategorize(storage, category),
+            Event::Enter(_) | Event::Exit(_) | Event::EnterBackward(_) | Event::ExitBackward(_) => {}
+        }
+    }
+
+    fn change(&mut self, storage: StorageId, change: impl FnOnce(&mut Account)) {
+        let Some(account) = self.accounts.get_mut(storage.index()) else { return };
+        let before = account.is_alive();
+        change(account);
+        match (before, account.is_alive()) {
+            (false, true) => self.snapshot.add(account.category, account.footprint),
+            (true, false) => self.snapshot.subtract(account.category, account.footprint),
+            _ => {}
+        }
+    }
+}

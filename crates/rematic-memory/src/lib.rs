@@ -1,0 +1,57 @@
+//! Memory over one training step.
+//!
+//! [`Timeline::replay`] walks a [`StepTrace`](rematic_trace::StepTrace) once and says how many bytes are in use after
+//! every operator, in total and per [`Category`](rematic_trace::Category), where the peak is, and what each module
+//! looks like before, at the highest point of and after its forward and its backward.
+//!
+//! A storage is in use from its birth, or from the start of the step, until it has no ordinary reference **and** no
+//! operator that saved it for autograd holds it any more. The [`Ledger`] is that rule and nothing else; whatever
+//! replays a step in another order (a checkpointing plan) drives the same ledger.
+//!
+//! ```
+//! use rematic_memory::{Allocator, Timeline};
+//! use rematic_trace::{Bytes, Category, Dtype, Event, Flags, Layout, OpRecord, Phase, StepTrace, Tensor};
+//!
+//! let mut trace = StepTrace::new("one relu");
+//! let layout = trace.layout(&Layout::contiguous(Dtype::F32, &[4, 8]));
+//! let input = Tensor { storage: trace.storage_before_step(128, Category::Other), layout };
+//! let output = Tensor { storage: trace.next_storage(), layout };
+//! let relu = trace.run(OpRecord {
+//!     name: "relu.default",
+//!     phase: Phase::Forward,
+//!     call: None,
+//!     differentiates: None,
+//!     flags: Flags::default(),
+//!     mutates: &[],
+//!     inputs: &[input],
+//!     outputs: &[output],
+//!     saves: &[output],
+//!     births: &[(128, Category::Activation)],
+//! });
+//! trace.push(Event::Drop(output.storage));
+//! trace.push(Event::Unsave(relu));
+//!
+//! let timeline = Timeline::replay(&trace, Allocator::Cuda);
+//! assert_eq!(timeline.totals(), [Bytes(1024)]);
+//! assert_eq!(timeline.peak().snapshot[Category::Activation], Bytes(512));
+//! assert_eq!(timeline.alive_at_peak(&trace, 2)[1].saved_by, [relu]);
+//! assert_eq!(timeline.end().total(), Bytes(512));
+//! ```
+
+mod allocator;
+mod history;
+mod ledger;
+mod module;
+mod peak;
+mod resident;
+mod snapshot;
+mod timeline;
+mod window;
+
+pub use allocator::{Allocator, CUDA_BLOCK};
+pub use ledger::Ledger;
+pub use module::{ModuleMemory, Pass};
+pub use peak::{Moment, Peak};
+pub use resident::Resident;
+pub use snapshot::Snapshot;
+pub use timeline::Timeline;

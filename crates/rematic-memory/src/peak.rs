@@ -1,0 +1,40 @@
+use rematic_trace::{Bytes, ModuleId, OpId, Phase, StepTrace};
+
+use crate::Snapshot;
+
+/// The moment right after an operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The operator.
+    pub op: OpId,
+    /// The part of the step that it runs in.
+    pub phase: Phase,
+    /// The module that it belongs to.
+    pub module: Option<ModuleId>,
+}
+
+impl Moment {
+    pub(crate) fn after(trace: &StepTrace, id: OpId) -> Option<Self> {
+        let op = trace.ops().get(id.index())?;
+        let call = op.call.and_then(|call| trace.calls().get(call.index()));
+        Some(Moment { op: id, phase: op.phase, module: call.map(|call| call.module) })
+    }
+}
+
+/// The highest point of a step: the first of the highest totals, among the start of the step and the moments right after
+/// each operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peak {
+    /// When it is; `None` if nothing rises above the start of the step.
+    pub at: Option<Moment>,
+    /// The bytes in use then.
+    pub snapshot: Snapshot,
+}
+
+impl Peak {
+    /// The bytes in use, in all categories together.
+    #[must_use]
+    pub fn total(&self) -> Bytes {
+        self.snapshot.total()
+    }
+}

@@ -1,0 +1,127 @@
+use rematic_trace::{Bytes, Event, ModuleId, OpId, Phase, StepTrace};
+
+use crate::history::History;
+use crate::window::Windows;
+use crate::{Allocator, Ledger, ModuleMemory, Moment, Peak, Resident, Snapshot};
+
+/// Memory over one step: what a replay of its trace says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timeline {
+    allocator: Allocator,
+    start: Snapshot,
+    totals: Vec<Bytes>,
+    snapshots: Vec<Snapshot>,
+    end: Snapshot,
+    peak: Peak,
+    modules: Vec<Option<ModuleMemory>>,
+}
+
+impl Timeline {
+    /// Replays the plain step, in time linear in the trace; the loop over the events allocates nothing.
+    ///
+    /// The trace must be one that [`StepTrace::validate`] accepts, as all that are read from files are. For another one
+    /// the numbers mean nothing, but it does not panic.
+    #[must_use]
+    pub fn replay(trace: &StepTrace, allocator: Allocator) -> Self {
+        let mut ledger = Ledger::new(trace, allocator);
+        let mut history = History::with_capacity(trace.ops().len());
+        let mut windows = Windows::new(trace, &ledger);
+        let start = *ledger.snapshot();
+        let mut highest = start.total();
+        let mut peak = None;
+        for &event in trace.events() {
+            match event {
+                Event::Op(id) => {
+                    if trace.ops().get(id.index()).is_some_and(|op| op.phase == Phase::Optimizer) {
+                        windows.before_optimizer(&ledger, &history);
+                    }
+                    ledger.run(trace, id);
+                    let total = history.push(ledger.snapshot());
+                    if total > highest {
+                        highest = total;
+                        peak = Some((id, *ledger.snapshot()));
+                    }
+                }
+                Event::Enter(call) => windows.enter(call, &ledger, &history),
+                Event::Exit(call) => windows.exit(call, &ledger, &history),
+                Event::EnterBackward(call) => windows.enter_backward(call, &ledger, &history),
+                Event::ExitBackward(call) => windows.exit_backward(call, &ledger, &history),
+                Event::Drop(_) | Event::Unsave(_) | Event::Recategorize(..) => ledger.apply(trace, event),
+            }
+        }
+        Timeline {
+            allocator,
+            start,
+            peak: Peak {
+                at: peak.and_then(|(op, _)| Moment::after(trace, op)),
+                snapshot: peak.map_or(start, |(_, snapshot)| snapshot),
+            },
+            end: *ledger.snapshot(),
+            modules: windows.finish(&ledger, &history),
+            totals: history.totals,
+            snapshots: history.snapshots,
+        }
+    }
+
+    /// Whose bytes are counted.
+    #[must_use]
+    pub fn allocator(&self) -> Allocator {
+        self.allocator
+    }
+
+    /// The state before the first event.
+    #[must_use]
+    pub fn start(&self) -> &Snapshot {
+        &self.start
+    }
+
+    /// The state after the last event.
+    #[must_use]
+    pub fn end(&self) -> &Snapshot {
+        &self.end
+    }
+
+    /// The bytes in use right after each operator, in all categories together.
+    #[must_use]
+    pub fn totals(&self) -> &[Bytes] {
+        &self.totals
+    }
+
+    /// The bytes in use right after each operator, per category.
+    #[must_use]
+    pub fn snapshots(&self) -> &[Snapshot] {
+        &self.snapshots
+    }
+
+    /// The bytes in use right after one operator.
+    #[must_use]
+    pub fn after(&self, op: OpId) -> Option<&Snapshot> {
+        self.snapshots.get(op.index())
+    }
+
+    /// The highest point of the step.
+    #[must_use]
+    pub fn peak(&self) -> &Peak {
+        &self.peak
+    }
+
+    /// The `most` largest storages that are alive at the peak, the largest first; see [`Resident::after`].
+    ///
+    /// `trace` must be the one that was replayed.
+    #[must_use]
+    pub fn alive_at_peak(&self, trace: &StepTrace, most: usize) -> Vec<Resident> {
+        Resident::after(trace, self.allocator, self.peak.at.map(|moment| moment.op), most)
+    }
+
+    /// Every module's memory, by [`ModuleId`]; `None` for modules that are never called, such as a list of layers.
+    #[must_use]
+    pub fn modules(&self) -> &[Option<ModuleMemory>] {
+        &self.modules
+    }
+
+    /// One module's memory; `None` if it is never called.
+    #[must_use]
+    pub fn module(&self, module: ModuleId) -> Option<&ModuleMemory> {
+        self.modules.get(module.index())?.as_ref()
+    }
+}
