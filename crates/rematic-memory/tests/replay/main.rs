@@ -1,0 +1,7 @@
+//! Replays of steps that are written by hand, and of random ones against a slow reference.
+
+mod lifetimes;
+mod modules;
+mod random;
+mod reference;
+mod script;
