@@ -1,4 +1,4 @@
-use rematic_trace::{Bytes, Call, CallId, StepTrace, StorageId};
+use rematic_trace::{Bytes, Call, CallId, ModuleId, StepTrace, StorageId};
 
 use crate::history::History;
 use crate::module::{Holdings, add};
@@ -33,19 +33,18 @@ impl<'a> Windows<'a> {
 
     pub(crate) fn enter(&mut self, id: CallId, ledger: &Ledger, history: &History) {
         let Some(call) = self.trace.calls().get(id.index()) else { return };
-        let module = call.module.index();
-        let Some(memory) = self.modules.get_mut(module) else { return };
-        let memory = memory.get_or_insert_with(|| ModuleMemory::new(self.holdings[module]));
+        let Some(memory) = self.modules.get_mut(call.module.index()) else { return };
+        let memory = memory.get_or_insert_with(|| ModuleMemory::new(self.holdings[call.module.index()]));
         memory.input_bytes = bytes_of(&call.inputs, ledger);
         begin(&mut memory.forward, *ledger.snapshot());
-        self.forward.begin(id, module, history.now());
+        self.forward.begin(id, call.module, history.now());
     }
 
     pub(crate) fn exit(&mut self, id: CallId, ledger: &Ledger, history: &History) {
         let Some((call, memory)) = called(self.trace, &mut self.modules, id) else { return };
         memory.output_bytes = bytes_of(&call.outputs, ledger);
         memory.forward.post = Some(*ledger.snapshot());
-        if let Some(since) = self.forward.end(id, call.module.index()) {
+        if let Some(since) = self.forward.end(id, call.module) {
             end(&mut memory.forward, since, history);
         }
     }
@@ -53,13 +52,13 @@ impl<'a> Windows<'a> {
     pub(crate) fn enter_backward(&mut self, id: CallId, ledger: &Ledger, history: &History) {
         let Some((call, memory)) = called(self.trace, &mut self.modules, id) else { return };
         begin(&mut memory.backward, *ledger.snapshot());
-        self.backward.begin(id, call.module.index(), history.now());
+        self.backward.begin(id, call.module, history.now());
     }
 
     pub(crate) fn exit_backward(&mut self, id: CallId, ledger: &Ledger, history: &History) {
         let Some((call, memory)) = called(self.trace, &mut self.modules, id) else { return };
         memory.backward.post = Some(*ledger.snapshot());
-        if let Some(since) = self.backward.end(id, call.module.index()) {
+        if let Some(since) = self.backward.end(id, call.module) {
             end(&mut memory.backward, since, history);
         }
     }
@@ -75,12 +74,6 @@ impl<'a> Windows<'a> {
 
     pub(crate) fn finish(mut self, ledger: &Ledger, history: &History) -> Vec<Option<ModuleMemory>> {
         self.end_backward(history);
-        let modules = &mut self.modules;
-        self.forward.end_all(|module, since| {
-            if let Some(memory) = &mut modules[module] {
-                end(&mut memory.forward, since, history);
-            }
-        });
         let after_backward = self.after_backward.unwrap_or(*ledger.snapshot());
         for memory in self.modules.iter_mut().flatten() {
             memory.backward.post.get_or_insert(after_backward);
@@ -89,12 +82,12 @@ impl<'a> Windows<'a> {
     }
 
     fn end_backward(&mut self, history: &History) {
-        let modules = &mut self.modules;
-        self.backward.end_all(|module, since| {
-            if let Some(memory) = &mut modules[module] {
+        for id in (0..self.trace.calls().len()).map(CallId::new) {
+            let Some((call, memory)) = called(self.trace, &mut self.modules, id) else { continue };
+            if let Some(since) = self.backward.end(id, call.module) {
                 end(&mut memory.backward, since, history);
             }
-        });
+        }
     }
 }
 
@@ -129,50 +122,29 @@ fn bytes_of(storages: &[StorageId], ledger: &Ledger) -> Bytes {
     sum
 }
 
-/// Which calls are under way in one direction, and since when their modules are.
+/// Which calls are under way in one direction, and where the last window of each module begins.
+///
+/// Every call that ends brings its module's peak up to date, so that where calls of one module overlap, the last one that
+/// ends settles it.
 #[derive(Debug)]
 struct Activity {
     open: Vec<bool>,
-    modules: Vec<Active>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Active {
-    /// Calls under way.
-    calls: u32,
-    /// How many operators had run when the last of them began.
-    since: usize,
+    /// How many operators had run when a call of the module last began.
+    since: Vec<usize>,
 }
 
 impl Activity {
     fn new(trace: &StepTrace) -> Self {
-        Activity { open: vec![false; trace.calls().len()], modules: vec![Active::default(); trace.modules().len()] }
+        Activity { open: vec![false; trace.calls().len()], since: vec![0; trace.modules().len()] }
     }
 
-    fn begin(&mut self, call: CallId, module: usize, now: usize) {
-        let active = &mut self.modules[module];
-        if !std::mem::replace(&mut self.open[call.index()], true) {
-            active.calls += 1;
-        }
-        active.since = now;
+    fn begin(&mut self, call: CallId, module: ModuleId, now: usize) {
+        self.open[call.index()] = true;
+        self.since[module.index()] = now;
     }
 
-    /// Where the module's window began, if no other call of it is under way. A call that has not begun ends nothing.
-    fn end(&mut self, call: CallId, module: usize) -> Option<usize> {
-        let active = &mut self.modules[module];
-        if !std::mem::replace(&mut self.open[call.index()], false) {
-            return None;
-        }
-        active.calls -= 1;
-        (active.calls == 0).then_some(active.since)
-    }
-
-    fn end_all(&mut self, mut ended: impl FnMut(usize, usize)) {
-        self.open.fill(false);
-        for (module, active) in self.modules.iter_mut().enumerate() {
-            if std::mem::take(&mut active.calls) > 0 {
-                ended(module, active.since);
-            }
-        }
+    /// Where the module's window begins. A call that has not begun ends nothing.
+    fn end(&mut self, call: CallId, module: ModuleId) -> Option<usize> {
+        std::mem::take(&mut self.open[call.index()]).then(|| self.since[module.index()])
     }
 }
