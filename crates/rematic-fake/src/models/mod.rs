@@ -1,0 +1,3 @@
+//! Models.
+mod seed_transformer;
+pub use seed_transformer::*;

@@ -1,0 +1,7 @@
+//! Modules: named scopes with parameters, and the usual layers.
+
+mod layers;
+mod scope;
+
+pub use layers::{Conv1d, Dropout, Embedding, LayerNorm, Linear, RmsNorm};
+pub use scope::{Outputs, Scope};

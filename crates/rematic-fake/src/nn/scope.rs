@@ -1,0 +1,104 @@
+use rematic_trace::{Category, Dtype, ModuleId};
+
+use crate::tape::Tape;
+use crate::tensor::Tensor;
+
+/// A module of the tree: holds parameters, and is entered and left when it is called.
+#[derive(Clone)]
+pub struct Scope {
+    tape: Tape,
+    module: ModuleId,
+    dtype: Dtype,
+}
+
+/// What a module returns: tensors in some arrangement.
+pub trait Outputs {
+    /// The tensors in it.
+    fn tensors(&self) -> Vec<Tensor>;
+}
+
+impl Outputs for Tensor {
+    fn tensors(&self) -> Vec<Tensor> {
+        vec![self.clone()]
+    }
+}
+
+impl Outputs for (Tensor, Tensor) {
+    fn tensors(&self) -> Vec<Tensor> {
+        vec![self.0.clone(), self.1.clone()]
+    }
+}
+
+impl Outputs for Vec<Tensor> {
+    fn tensors(&self) -> Vec<Tensor> {
+        self.clone()
+    }
+}
+
+impl Scope {
+    /// The root module of a model of this class; its parameters are of type `dtype`.
+    #[must_use]
+    pub fn root(tape: &Tape, class: &str, dtype: Dtype) -> Scope {
+        Scope { tape: tape.clone(), module: tape.add_module(class, class, None), dtype }
+    }
+
+    /// A child. Children are made in the order in which the Python class registers them: parameters reach the
+    /// optimizer in that order.
+    #[must_use]
+    pub fn child(&self, name: &str, class: &str) -> Scope {
+        Scope {
+            tape: self.tape.clone(),
+            module: self.tape.add_module(name, class, Some(self.module)),
+            dtype: self.dtype,
+        }
+    }
+
+    /// The tape.
+    #[must_use]
+    pub fn tape(&self) -> &Tape {
+        &self.tape
+    }
+
+    /// A trainable parameter.
+    #[must_use]
+    pub fn parameter(&self, name: &str, shape: &[u64]) -> Tensor {
+        let tensor = self.tape.tensor_before_step(self.dtype, shape, Category::Parameter).into_parameter();
+        self.tape.add_to_module(self.module, name, &tensor, false);
+        self.tape.with(|state| state.parameters.push(tensor.clone()));
+        tensor
+    }
+
+    /// Shares a parameter of another module, as tied weights do.
+    pub fn tie(&self, name: &str, parameter: &Tensor) {
+        self.tape.add_to_module(self.module, name, parameter, false);
+    }
+
+    /// A buffer: memory that belongs to the module but is not trained.
+    #[must_use]
+    pub fn buffer(&self, name: &str, dtype: Dtype, shape: &[u64]) -> Tensor {
+        let tensor = self.tape.tensor_before_step(dtype, shape, Category::Buffer);
+        self.tape.add_to_module(self.module, name, &tensor, true);
+        tensor
+    }
+
+    /// Calls the module: `inputs` are the positional tensor arguments (PyTorch's hooks do not see keyword arguments).
+    pub fn call<R: Outputs>(&self, inputs: &[&Tensor], forward: impl FnOnce() -> R) -> R {
+        let tape = &self.tape;
+        let storages = inputs.iter().map(|tensor| tensor.storage()).collect();
+        let call = tape.with(|state| {
+            let call = state.trace.enter(self.module, storages);
+            state.calls.push(call);
+            call
+        });
+        tape.watch_inputs(call, inputs);
+        let result = forward();
+        let outputs = result.tensors();
+        let storages = outputs.iter().map(Tensor::storage).collect();
+        tape.with(|state| {
+            state.trace.exit(call, storages);
+            state.calls.pop();
+        });
+        tape.watch_outputs(call, &outputs);
+        result
+    }
+}

@@ -1,0 +1,275 @@
+use std::fmt;
+use std::str::FromStr;
+
+use rematic_trace::{Dtype, Layout};
+
+use super::elementwise::elementwise_layout;
+use crate::autograd::Gradients;
+use crate::error::FakeError;
+use crate::tape::{Derivative, Kernel, Out, Slot};
+use crate::tensor::Tensor;
+
+/// Which kernel runs scaled-dot-product attention.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionKernel {
+    /// What PyTorch picks on CUDA: flash for half precision; memory-efficient for fp32; math for fp32 with grouped
+    /// heads, which neither of the others takes.
+    #[default]
+    Auto,
+    /// Flash attention; half precision only.
+    Flash,
+    /// The memory-efficient kernel; no grouped heads.
+    Efficient,
+    /// Plain matrix products and softmax.
+    Math,
+}
+
+impl AttentionKernel {
+    /// All names, as the command line takes them.
+    pub const NAMES: [(&'static str, AttentionKernel); 4] = [
+        ("auto", AttentionKernel::Auto),
+        ("flash", AttentionKernel::Flash),
+        ("efficient", AttentionKernel::Efficient),
+        ("math", AttentionKernel::Math),
+    ];
+}
+
+impl fmt::Display for AttentionKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::NAMES.iter().find(|(_, kernel)| kernel == self).map_or("", |(name, _)| name);
+        f.pad(name)
+    }
+}
+
+impl FromStr for AttentionKernel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::NAMES
+            .iter()
+            .find(|(name, _)| *name == text)
+            .map(|(_, kernel)| *kernel)
+            .ok_or_else(|| format!("`{text}` is not an attention kernel; take auto, flash, efficient or math"))
+    }
+}
+
+/// Causal scaled-dot-product attention.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attention {
+    /// The kernel.
+    pub kernel: AttentionKernel,
+    /// The share of attention weights that is dropped.
+    pub dropout: f64,
+}
+
+impl Attention {
+    /// Attends with queries, keys and values of shape `[batch, heads, positions, width]`; keys and values may have
+    /// fewer heads, each shared by a group of query heads.
+    #[must_use]
+    pub fn attend(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+        let grouped = query.size(1) != key.size(1);
+        let half = query.dtype() != Dtype::F32;
+        let fits = query.shape().len() == 4
+            && key.shape() == value.shape()
+            && query.size(0) == key.size(0)
+            && query.size(3) == key.size(3)
+            && key.size(1) > 0
+            && query.size(1) % key.size(1) == 0;
+        if !fits {
+            query.tape().fail(FakeError::Shape {
+                op: "scaled_dot_product_attention",
+                expected: "queries, keys and values must agree, and the key heads divide the query heads",
+                found: format!("{}, {} and {}", query.layout(), key.layout(), value.layout()),
+            });
+            return query.clone();
+        }
+        let refuse = |rule: &str| {
+            query.tape().fail(FakeError::Option {
+                name: "attention".to_owned(),
+                value: self.kernel.to_string(),
+                rule: rule.to_owned(),
+            });
+            query.clone()
+        };
+        match self.kernel {
+            AttentionKernel::Auto if half => flash(query, key, value),
+            AttentionKernel::Auto if !grouped => efficient(query, key, value),
+            AttentionKernel::Auto | AttentionKernel::Math => self.math(query, key, value),
+            AttentionKernel::Flash if half => flash(query, key, value),
+            AttentionKernel::Flash => refuse("flash attention takes bf16 and fp16 only; use --attention efficient"),
+            AttentionKernel::Efficient if !grouped => efficient(query, key, value),
+            AttentionKernel::Efficient => {
+                refuse("the memory-efficient kernel takes no grouped heads; use --attention auto")
+            }
+        }
+    }
+
+    /// The decomposition that PyTorch runs where no fused kernel applies.
+    fn math(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+        let dtype = query.dtype();
+        // Half precision is computed in single.
+        let (query, mut key, mut value) = (query.to(Dtype::F32), key.to(Dtype::F32), value.to(Dtype::F32));
+        let scaled = query.scale();
+        let mask = causal_mask(&scaled, key.size(2));
+        let group = scaled.size(1) / key.size(1);
+        if group > 1 {
+            key = key.repeat_heads(group);
+            value = value.repeat_heads(group);
+        }
+        let mut weights = {
+            let flipped = {
+                let transposed = key.transpose(-2, -1);
+                transposed.scale()
+            };
+            scaled.batched_matmul(&flipped)
+        };
+        weights = weights.add(&mask);
+        weights = weights.safe_softmax();
+        weights = weights.dropout(self.dropout);
+        // The weights are returned too, in the input's type; nothing keeps them.
+        let returned = weights.to(dtype);
+        drop(returned);
+        let result = weights.batched_matmul(&value);
+        result.to(dtype)
+    }
+}
+
+/// `[batch, heads, positions, width]` that lies as `[batch, positions, heads, width]`.
+fn heads_inside(like: &Tensor) -> Layout {
+    let [batch, heads, positions, width] = *like.shape() else { return like.layout().clone() };
+    let mut layout = Layout::contiguous(like.dtype(), &[batch, positions, heads, width]);
+    layout.shape.swap(1, 2);
+    layout.strides.swap(1, 2);
+    layout
+}
+
+/// The order of dimensions of `tensor`, without gaps.
+fn dense_like(tensor: &Tensor) -> Layout {
+    elementwise_layout(tensor.dtype(), &[tensor.layout()]).unwrap_or_else(|| tensor.layout().clone())
+}
+
+fn flash(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+    let outputs = vec![
+        Out::New(dense_like(query)),
+        Out::New(Layout::contiguous(Dtype::F32, &query.shape()[..3])),
+        // The state of the random generator, an unused tensor, and an empty debug mask.
+        Out::New(Layout::contiguous(Dtype::U64, &[2])),
+        Out::New(Layout::contiguous(Dtype::U64, &[])),
+        Out::New(Layout::contiguous(query.dtype(), &[0])),
+    ];
+    let gradients = [dense_like(query), dense_like(key), dense_like(value)];
+    fused(
+        "_scaled_dot_product_flash_attention.default",
+        "_scaled_dot_product_flash_attention_backward.default",
+        [query, key, value],
+        outputs,
+        gradients,
+    )
+}
+
+/// The kernel writes its log-sum-exp in rows of this many positions.
+const EFFICIENT_ROW: u64 = 32;
+
+fn efficient(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+    let rows = query.size(2).div_ceil(EFFICIENT_ROW).saturating_mul(EFFICIENT_ROW);
+    // Log-sum-exp is computed only where backward will need it.
+    let rows = if query.requires_grad() { rows } else { 0 };
+    let outputs = vec![
+        Out::New(heads_inside(query)),
+        Out::New(Layout::contiguous(Dtype::F32, &[query.size(0), query.size(1), rows])),
+        // Seed and offset of the random generator.
+        Out::New(Layout::contiguous(Dtype::I64, &[])),
+        Out::New(Layout::contiguous(Dtype::I64, &[])),
+    ];
+    let gradients = [heads_inside(query), heads_inside(key), heads_inside(value)];
+    fused(
+        "_scaled_dot_product_efficient_attention.default",
+        "_scaled_dot_product_efficient_attention_backward.default",
+        [query, key, value],
+        outputs,
+        gradients,
+    )
+}
+
+fn fused(
+    name: &'static str,
+    backward_name: &'static str,
+    inputs: [&Tensor; 3],
+    outputs: Vec<Out<'_>>,
+    gradient_layouts: [Layout; 3],
+) -> Tensor {
+    let backward = Box::new(move |gradients: &Gradients<'_>| {
+        let mut arguments = vec![gradients.output()];
+        arguments.extend(gradients.saved);
+        let outputs = gradient_layouts.into_iter().map(Out::New).collect();
+        gradients.tape.launch(Kernel::new(backward_name, &arguments, outputs)).into_iter().map(Some).collect()
+    });
+    let [query, key, value] = inputs;
+    let saves = vec![
+        Slot::Input(query),
+        Slot::Input(key),
+        Slot::Input(value),
+        Slot::Output(0),
+        Slot::Auxiliary(1),
+        Slot::Auxiliary(2),
+        Slot::Auxiliary(3),
+    ];
+    let mut kernel = Kernel::new(name, &inputs, outputs);
+    kernel.flags.random = true;
+    query.tape().launch_differentiable(kernel, Derivative { inputs: &inputs, saves, backward }).swap_remove(0)
+}
+
+fn causal_mask(query: &Tensor, keys: u64) -> Tensor {
+    let tape = query.tape();
+    let create = |name, dtype, shape: &[u64]| {
+        tape.launch_one(Kernel::new(name, &[], vec![Out::New(Layout::contiguous(dtype, shape))]))
+    };
+    let square = [query.size(2), keys];
+    let lower = {
+        let ones = create("ones.default", Dtype::Bool, &square);
+        ones.map("tril.default")
+    };
+    let zero = create("scalar_tensor.default", query.dtype(), &[]);
+    let infinity = create("scalar_tensor.default", query.dtype(), &[]);
+    let layout = Layout::contiguous(query.dtype(), &square);
+    tape.launch_one(Kernel::new("where.self", &[&lower, &zero, &infinity], vec![Out::New(layout)]))
+}
+
+impl Tensor {
+    fn scale(&self) -> Tensor {
+        let backward = Box::new(|gradients: &Gradients<'_>| vec![Some(gradients.output().map("mul.Scalar"))]);
+        let kernel = Kernel::new("mul.Scalar", &[self], vec![Out::New(dense_like(self))]);
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// Repeats each head `group` times, as `repeat_interleave` along dimension 1 does.
+    fn repeat_heads(&self, group: u64) -> Tensor {
+        let [batch, heads, positions, width] = *self.shape() else { return self.clone() };
+        let copy = {
+            let wide = self.unsqueeze(2);
+            let wide = wide.expand(&[batch, heads, group, positions, width]);
+            wide.clone_contiguous()
+        };
+        copy.view(&[batch, heads.saturating_mul(group), positions, width])
+    }
+
+    /// The product over the last two dimensions of two tensors of rank four, as `torch.matmul` runs it.
+    fn batched_matmul(&self, other: &Tensor) -> Tensor {
+        let [batch, heads, rows, inner] = *self.shape() else { return self.clone() };
+        let columns = other.size(3);
+        let stack = batch.saturating_mul(heads);
+        let product = {
+            let left = {
+                let left = self.expand(self.shape());
+                left.reshape(&[stack, rows, inner])
+            };
+            let right = {
+                let right = other.expand(other.shape());
+                right.reshape(&[stack, inner, columns])
+            };
+            left.bmm(&right)
+        };
+        product.unsafe_view(&[batch, heads, rows, columns])
+    }
+}

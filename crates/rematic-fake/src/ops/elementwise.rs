@@ -1,0 +1,319 @@
+use rematic_trace::{Dtype, Layout};
+
+use crate::autograd::Gradients;
+use crate::error::FakeError;
+use crate::tape::{Derivative, Kernel, Out, Slot};
+use crate::tensor::Tensor;
+
+/// The layout of an elementwise result: broadcast extents, and dimensions in memory in the order in which the inputs
+/// have them (the first input that can tell decides), as PyTorch's TensorIterator allocates it.
+pub(super) fn elementwise_layout(dtype: Dtype, inputs: &[&Layout]) -> Option<Layout> {
+    let rank = inputs.iter().map(|input| input.shape.len()).max().unwrap_or(0);
+    let mut shape = vec![1; rank];
+    for input in inputs {
+        let offset = rank - input.shape.len();
+        for (extent, &own) in shape[offset..].iter_mut().zip(&input.shape) {
+            if *extent == 1 {
+                *extent = own;
+            } else if own != 1 && own != *extent {
+                return None;
+            }
+        }
+    }
+    let stride = |input: &Layout, dim: usize| {
+        let offset = rank - input.shape.len();
+        if dim < offset || input.shape[dim - offset] == 1 && shape[dim] != 1 { 0 } else { input.strides[dim - offset] }
+    };
+    // Whether dimension `inner` must lie outside dimension `outer`; `None` if no input can tell.
+    let out_of_order = |inner: usize, outer: usize| {
+        for input in inputs {
+            let (a, b) = (stride(input, inner), stride(input, outer));
+            if a == 0 || b == 0 {
+                continue;
+            }
+            if a != b {
+                return Some(a > b);
+            }
+            if shape[inner] > shape[outer] {
+                return Some(true);
+            }
+        }
+        None
+    };
+    // Innermost dimension first.
+    let mut order: Vec<usize> = (0..rank).rev().collect();
+    for start in 1..rank {
+        let mut outer = start;
+        for inner in (0..start).rev() {
+            match out_of_order(order[inner], order[outer]) {
+                Some(true) => {
+                    order.swap(inner, outer);
+                    outer = inner;
+                }
+                Some(false) => break,
+                None => {}
+            }
+        }
+    }
+    let mut strides = vec![0; rank];
+    let mut step: u64 = 1;
+    for dim in order {
+        strides[dim] = step;
+        step = step.saturating_mul(shape[dim].max(1));
+    }
+    Some(Layout { dtype, shape, strides })
+}
+
+/// PyTorch's type promotion among the floating types that models use.
+fn promoted(left: Dtype, right: Dtype) -> Dtype {
+    match (left.is_float(), right.is_float()) {
+        (true, false) => left,
+        (false, true) => right,
+        _ if left == right => left,
+        (true, true) if left.size() == right.size() => Dtype::F32,
+        _ if left.size() >= right.size() => left,
+        _ => right,
+    }
+}
+
+impl Tensor {
+    fn elementwise(&self, name: &'static str, others: &[&Tensor], dtype: Dtype) -> Out<'static> {
+        let mut layouts = vec![self.layout()];
+        layouts.extend(others.iter().map(|tensor| tensor.layout()));
+        Out::New(elementwise_layout(dtype, &layouts).unwrap_or_else(|| {
+            self.tape().fail(FakeError::Shape {
+                op: name,
+                expected: "the operands must broadcast",
+                found: layouts.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "),
+            });
+            self.layout().clone()
+        }))
+    }
+
+    /// An elementwise kernel of one tensor, not differentiated.
+    pub(crate) fn map(&self, name: &'static str) -> Tensor {
+        let out = self.elementwise(name, &[], self.dtype());
+        self.tape().launch_one(Kernel::new(name, &[self], vec![out]))
+    }
+
+    /// An elementwise kernel of two tensors, not differentiated.
+    pub(crate) fn zip(&self, name: &'static str, other: &Tensor) -> Tensor {
+        let out = self.elementwise(name, &[other], promoted(self.dtype(), other.dtype()));
+        self.tape().launch_one(Kernel::new(name, &[self, other], vec![out]))
+    }
+
+    fn unary(
+        &self,
+        name: &'static str,
+        saves: Vec<Slot<'_>>,
+        backward: impl FnOnce(&Gradients<'_>) -> Tensor + 'static,
+    ) -> Tensor {
+        let out = self.elementwise(name, &[], self.dtype());
+        let kernel = Kernel::new(name, &[self], vec![out]);
+        let backward = Box::new(|gradients: &Gradients<'_>| vec![Some(backward(gradients))]);
+        self.tape().launch_differentiable(kernel, Derivative { inputs: &[self], saves, backward }).swap_remove(0)
+    }
+
+    /// `self + other`.
+    #[must_use]
+    pub fn add(&self, other: &Tensor) -> Tensor {
+        let out = self.elementwise("add.Tensor", &[other], promoted(self.dtype(), other.dtype()));
+        let kernel = Kernel::new("add.Tensor", &[self, other], vec![out]);
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            let gradient = gradients.output();
+            gradients.wanted.iter().map(|wanted| wanted.then(|| gradient.clone())).collect()
+        });
+        let derivative = Derivative { inputs: &[self, other], saves: vec![], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// `self + number`.
+    #[must_use]
+    pub fn add_scalar(&self) -> Tensor {
+        self.unary("add.Tensor", vec![], |gradients| gradients.output().clone())
+    }
+
+    /// `self * other`.
+    #[must_use]
+    pub fn mul(&self, other: &Tensor) -> Tensor {
+        let out = self.elementwise("mul.Tensor", &[other], promoted(self.dtype(), other.dtype()));
+        let kernel = Kernel::new("mul.Tensor", &[self, other], vec![out]);
+        // Each operand is saved only if the other one needs a gradient.
+        let mut saves = Vec::new();
+        let (own, others) = (self.requires_grad(), other.requires_grad());
+        if own {
+            saves.push(Slot::Input(other));
+        }
+        if others {
+            saves.push(Slot::Input(self));
+        }
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let gradient = gradients.output();
+            let for_other = others.then(|| gradient.zip("mul.Tensor", &gradients.saved[usize::from(own)]));
+            let for_self = own.then(|| gradient.zip("mul.Tensor", &gradients.saved[0]));
+            vec![for_self, for_other]
+        });
+        let derivative = Derivative { inputs: &[self, other], saves, backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// `self * number`.
+    #[must_use]
+    pub fn mul_scalar(&self) -> Tensor {
+        self.unary("mul.Tensor", vec![], |gradients| gradients.output().map("mul.Tensor"))
+    }
+
+    /// `self / number`.
+    #[must_use]
+    pub fn div_scalar(&self) -> Tensor {
+        self.unary("div.Tensor", vec![], |gradients| gradients.output().map("div.Tensor"))
+    }
+
+    /// `self ** number`.
+    #[must_use]
+    pub fn pow_scalar(&self) -> Tensor {
+        self.unary("pow.Tensor_Scalar", vec![Slot::Input(self)], |gradients| {
+            let power = gradients.saved[0].map("pow.Tensor_Scalar");
+            let scaled = power.map("mul.Scalar");
+            gradients.output().zip("mul.Tensor", &scaled)
+        })
+    }
+
+    /// `1 / sqrt(self)`.
+    #[must_use]
+    pub fn rsqrt(&self) -> Tensor {
+        self.unary("rsqrt.default", vec![Slot::Output(0)], |gradients| {
+            let cubed = gradients.saved[0].map("pow.Tensor_Scalar");
+            let halved = gradients.output().map("mul.Scalar");
+            halved.zip("mul.Tensor", &cubed)
+        })
+    }
+
+    /// `tanh(self)`.
+    #[must_use]
+    pub fn tanh(&self) -> Tensor {
+        self.unary("tanh.default", vec![Slot::Output(0)], |gradients| {
+            gradients.output().zip("tanh_backward.default", &gradients.saved[0])
+        })
+    }
+
+    /// The exact or tanh-approximated GELU.
+    #[must_use]
+    pub fn gelu(&self) -> Tensor {
+        self.unary("gelu.default", vec![Slot::Input(self)], |gradients| {
+            gradients.output().zip("gelu_backward.default", &gradients.saved[0])
+        })
+    }
+
+    /// `self * sigmoid(self)`.
+    #[must_use]
+    pub fn silu(&self) -> Tensor {
+        self.unary("silu.default", vec![Slot::Input(self)], |gradients| {
+            gradients.output().zip("silu_backward.default", &gradients.saved[0])
+        })
+    }
+
+    /// `max(self, 0)`.
+    #[must_use]
+    pub fn relu(&self) -> Tensor {
+        self.unary("relu.default", vec![Slot::Output(0)], |gradients| {
+            gradients.output().zip("threshold_backward.default", &gradients.saved[0])
+        })
+    }
+
+    /// `-self`.
+    #[must_use]
+    pub fn neg(&self) -> Tensor {
+        self.unary("neg.default", vec![], |gradients| gradients.output().map("neg.default"))
+    }
+
+    /// The cosine of a tensor without gradient.
+    #[must_use]
+    pub fn cos(&self) -> Tensor {
+        self.map("cos.default")
+    }
+
+    /// The sine of a tensor without gradient.
+    #[must_use]
+    pub fn sin(&self) -> Tensor {
+        self.map("sin.default")
+    }
+
+    /// The same values in another type; the tensor itself if it has it already.
+    #[must_use]
+    pub fn to(&self, dtype: Dtype) -> Tensor {
+        if dtype == self.dtype() {
+            return self.clone();
+        }
+        let out = self.elementwise("_to_copy.default", &[], dtype);
+        let own = self.dtype();
+        let backward = Box::new(move |gradients: &Gradients<'_>| vec![Some(gradients.output().to(own))]);
+        let kernel = Kernel::new("_to_copy.default", &[self], vec![out]);
+        self.tape()
+            .launch_differentiable(kernel, Derivative { inputs: &[self], saves: vec![], backward })
+            .swap_remove(0)
+    }
+
+    /// Zeroes a share of the elements at random. Without `probability` it is the tensor itself.
+    #[must_use]
+    pub fn dropout(&self, probability: f64) -> Tensor {
+        if probability <= 0.0 {
+            return self.clone();
+        }
+        let out = self.elementwise("native_dropout.default", &[], self.dtype());
+        let mask = self.elementwise("native_dropout.default", &[], Dtype::Bool);
+        let kernel = Kernel::new("native_dropout.default", &[self], vec![out, mask]).random();
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            vec![Some(gradients.output().zip("native_dropout_backward.default", &gradients.saved[0]))]
+        });
+        let derivative = Derivative { inputs: &[self], saves: vec![Slot::Auxiliary(1)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// Adds into `self`, as a gradient that exists already takes another one.
+    pub(crate) fn add_in_place(&self, other: &Tensor) -> Tensor {
+        let outputs = vec![Out::View(self, self.layout().clone())];
+        self.tape().launch_one(Kernel::new("add_.Tensor", &[self, other], outputs).mutating(&[self]))
+    }
+
+    /// A tensor of ones of the same layout: the seed of backward.
+    pub(crate) fn ones_like(&self) -> Tensor {
+        self.map("ones_like.default")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strided(shape: &[u64], strides: &[u64]) -> Layout {
+        Layout { dtype: Dtype::F32, shape: shape.to_vec(), strides: strides.to_vec() }
+    }
+
+    #[test]
+    fn the_first_operand_decides_the_order_of_dimensions() {
+        let heads = strided(&[2, 8, 512, 32], &[131_072, 32, 256, 1]);
+        let plain = strided(&[2, 8, 512, 32], &[131_072, 16_384, 32, 1]);
+        assert_eq!(elementwise_layout(Dtype::F32, &[&heads, &plain]).unwrap().strides, heads.strides);
+        assert_eq!(elementwise_layout(Dtype::F32, &[&plain, &heads]).unwrap().strides, plain.strides);
+    }
+
+    #[test]
+    fn gaps_close_and_order_stays() {
+        let half = strided(&[2, 4, 512, 16], &[65_536, 32, 128, 1]);
+        assert_eq!(elementwise_layout(Dtype::F32, &[&half]).unwrap().strides, [32_768, 16, 64, 1]);
+    }
+
+    #[test]
+    fn expanded_inputs_become_dense() {
+        let expanded = strided(&[2, 512, 256], &[512, 1, 0]);
+        assert_eq!(elementwise_layout(Dtype::F32, &[&expanded]).unwrap().strides, [131_072, 256, 1]);
+        let scalar = strided(&[4, 8], &[0, 0]);
+        assert_eq!(elementwise_layout(Dtype::F32, &[&scalar]).unwrap().strides, [8, 1]);
+    }
+
+    #[test]
+    fn operands_that_do_not_broadcast_have_no_layout() {
+        assert_eq!(elementwise_layout(Dtype::F32, &[&strided(&[3], &[1]), &strided(&[4], &[1])]), None);
+    }
+}

@@ -1,0 +1,24 @@
+use rematic_trace::Layout;
+
+use crate::autograd::Gradients;
+use crate::tape::{Derivative, Kernel, Out, Slot};
+use crate::tensor::Tensor;
+
+impl Tensor {
+    /// The rows of `self` that `indices` name.
+    #[must_use]
+    pub fn embedding(&self, indices: &Tensor) -> Tensor {
+        let mut shape = indices.shape().to_vec();
+        shape.push(self.size(-1));
+        let layout = Layout::contiguous(self.dtype(), &shape);
+        let table = Layout::contiguous(self.dtype(), self.shape());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let inputs = [gradients.output(), &gradients.saved[0]];
+            let kernel = Kernel::new("embedding_dense_backward.default", &inputs, vec![Out::New(table)]);
+            vec![Some(gradients.tape.launch_one(kernel))]
+        });
+        let kernel = Kernel::new("embedding.default", &[self, indices], vec![Out::New(layout)]);
+        let derivative = Derivative { inputs: &[self], saves: vec![Slot::Input(indices)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+}

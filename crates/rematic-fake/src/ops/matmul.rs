@@ -1,0 +1,181 @@
+use rematic_trace::Layout;
+
+use crate::autograd::Gradients;
+use crate::error::FakeError;
+use crate::tape::{Derivative, Kernel, Out, Slot};
+use crate::tensor::Tensor;
+
+/// Whether a matrix lies column by column.
+fn is_column_major(layout: &Layout) -> bool {
+    layout.strides[0] == 1 && layout.strides[1] == layout.shape[0]
+}
+
+/// The gradient of the left factor, in the layout of the left factor.
+fn left_gradient(gradient: &Tensor, right: &Tensor, left: &Layout) -> Tensor {
+    if is_column_major(left) {
+        let flipped = gradient.t();
+        right.matmul_kernel(&flipped).t()
+    } else {
+        let flipped = right.t();
+        gradient.matmul_kernel(&flipped)
+    }
+}
+
+/// The gradient of the right factor, in the layout of the right factor.
+fn right_gradient(gradient: &Tensor, left: &Tensor, right: &Layout) -> Tensor {
+    if is_column_major(right) {
+        let flipped = gradient.t();
+        flipped.matmul_kernel(left).t()
+    } else {
+        let flipped = left.t();
+        flipped.matmul_kernel(gradient)
+    }
+}
+
+impl Tensor {
+    fn product_layout(&self, op: &'static str, other: &Tensor) -> Layout {
+        let ([.., rows, inner], [.., other_inner, columns]) = (self.shape(), other.shape()) else {
+            self.tape().fail(mismatch(op, self, other));
+            return self.layout().clone();
+        };
+        let batch = &self.shape()[..self.shape().len() - 2];
+        if inner != other_inner || batch != &other.shape()[..other.shape().len() - 2] {
+            self.tape().fail(mismatch(op, self, other));
+        }
+        let mut shape = batch.to_vec();
+        shape.extend([rows, columns]);
+        Layout::contiguous(self.dtype(), &shape)
+    }
+
+    fn matmul_kernel(&self, other: &Tensor) -> Tensor {
+        let out = Out::New(self.product_layout("mm.default", other));
+        self.tape().launch_one(Kernel::new("mm.default", &[self, other], vec![out]))
+    }
+
+    /// The product of two matrices.
+    #[must_use]
+    pub fn mm(&self, other: &Tensor) -> Tensor {
+        let out = Out::New(self.product_layout("mm.default", other));
+        let (own, others) = (self.requires_grad(), other.requires_grad());
+        let mut saves = Vec::new();
+        if own {
+            saves.push(Slot::Input(other));
+        }
+        if others {
+            saves.push(Slot::Input(self));
+        }
+        let (left, right) = (self.layout().clone(), other.layout().clone());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let gradient = gradients.output();
+            let for_right = others.then(|| right_gradient(gradient, &gradients.saved[usize::from(own)], &right));
+            let for_left = own.then(|| left_gradient(gradient, &gradients.saved[0], &left));
+            vec![for_left, for_right]
+        });
+        let kernel = Kernel::new("mm.default", &[self, other], vec![out]);
+        let derivative = Derivative { inputs: &[self, other], saves, backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// `bias + left @ right`.
+    #[must_use]
+    pub fn addmm(bias: &Tensor, left: &Tensor, right: &Tensor) -> Tensor {
+        let out = Out::New(left.product_layout("addmm.default", right));
+        let (lefts, rights) = (left.requires_grad(), right.requires_grad());
+        let mut saves = Vec::new();
+        if lefts {
+            saves.push(Slot::Input(right));
+        }
+        if rights {
+            saves.push(Slot::Input(left));
+        }
+        let (left_layout, right_layout) = (left.layout().clone(), right.layout().clone());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let gradient = gradients.output();
+            let for_left = lefts.then(|| left_gradient(gradient, &gradients.saved[0], &left_layout));
+            let for_right =
+                rights.then(|| right_gradient(gradient, &gradients.saved[usize::from(lefts)], &right_layout));
+            let for_bias = gradients.wanted[0].then(|| gradient.clone());
+            vec![for_bias, for_left, for_right]
+        });
+        let kernel = Kernel::new("addmm.default", &[bias, left, right], vec![out]);
+        let derivative = Derivative { inputs: &[bias, left, right], saves, backward };
+        left.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// The product of two stacks of matrices.
+    #[must_use]
+    pub fn bmm(&self, other: &Tensor) -> Tensor {
+        let out = Out::New(self.product_layout("bmm.default", other));
+        let (own, others) = (self.requires_grad(), other.requires_grad());
+        let mut saves = Vec::new();
+        if own {
+            saves.push(Slot::Input(other));
+        }
+        if others {
+            saves.push(Slot::Input(self));
+        }
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let gradient = gradients.output();
+            let product = |left: &Tensor, right: &Tensor| {
+                let out = Out::New(left.product_layout("bmm.default", right));
+                left.tape().launch_one(Kernel::new("bmm.default", &[left, right], vec![out]))
+            };
+            let for_right = others.then(|| {
+                let flipped = gradients.saved[usize::from(own)].transpose(1, 2);
+                product(&flipped, gradient)
+            });
+            let for_left = own.then(|| {
+                let flipped = gradients.saved[0].transpose(1, 2);
+                product(gradient, &flipped)
+            });
+            vec![for_left, for_right]
+        });
+        let kernel = Kernel::new("bmm.default", &[self, other], vec![out]);
+        let derivative = Derivative { inputs: &[self, other], saves, backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// `self @ weight.T + bias` for a tensor of any rank, as `torch.nn.functional.linear` runs it on CUDA.
+    #[must_use]
+    pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        let Some((&features, leading)) = self.shape().split_last() else {
+            self.tape().fail(mismatch("linear", self, weight));
+            return self.clone();
+        };
+        let rows = leading.iter().fold(1, |product: u64, &extent| product.saturating_mul(extent));
+        let mut shape = leading.to_vec();
+        shape.push(weight.size(0));
+        let flat = shape.len() == 2;
+        match bias {
+            Some(bias) if flat => Tensor::addmm(bias, self, &weight.t()),
+            Some(bias) => {
+                let result = {
+                    let folded = self.reshape(&[rows, features]);
+                    let flipped = weight.t();
+                    Tensor::addmm(bias, &folded, &flipped)
+                };
+                result.unsafe_view(&shape)
+            }
+            None if flat => {
+                let flipped = weight.t();
+                self.mm(&flipped)
+            }
+            None => {
+                let result = {
+                    let flipped = weight.t();
+                    let folded = self.reshape(&[rows, features]);
+                    folded.mm(&flipped)
+                };
+                result.unsafe_view(&shape)
+            }
+        }
+    }
+}
+
+fn mismatch(op: &'static str, left: &Tensor, right: &Tensor) -> FakeError {
+    FakeError::Shape {
+        op,
+        expected: "the inner extents of the factors must be equal",
+        found: format!("{} and {}", left.layout(), right.layout()),
+    }
+}

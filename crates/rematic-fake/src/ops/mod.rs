@@ -1,0 +1,15 @@
+//! The operators: for each, the layout of its result, what autograd saves for it, and its backward.
+//!
+//! Names, argument order and the order of the backward's own operators are PyTorch's.
+
+mod attention;
+mod elementwise;
+mod embedding;
+mod loss;
+mod matmul;
+mod norm;
+mod reduce;
+mod view;
+
+pub use attention::{Attention, AttentionKernel};
+pub use reduce::ArangeOverload;

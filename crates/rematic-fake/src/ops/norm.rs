@@ -1,0 +1,63 @@
+use rematic_trace::{Dtype, Layout};
+
+use crate::autograd::Gradients;
+use crate::tape::{Derivative, Kernel, Out, Slot};
+use crate::tensor::Tensor;
+
+impl Tensor {
+    /// Layer normalisation over the last dimension, with weight and bias.
+    #[must_use]
+    pub fn layer_norm(&self, weight: &Tensor, bias: &Tensor) -> Tensor {
+        let out = Layout::contiguous(self.dtype(), self.shape());
+        let mut rows = self.shape().to_vec();
+        if let Some(last) = rows.last_mut() {
+            *last = 1;
+        }
+        // CUDA keeps mean and reciprocal deviation in the accumulation type.
+        let statistics = Layout::contiguous(Dtype::F32, &rows);
+        let outputs = vec![Out::New(out), Out::New(statistics.clone()), Out::New(statistics)];
+        let (input, weights, biases) = (self.layout().clone(), weight.layout().clone(), bias.layout().clone());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let [input_saved, weight, bias, mean, deviation] = gradients.saved else { return vec![] };
+            let inputs = [gradients.output(), input_saved, mean, deviation, weight, bias];
+            let outputs =
+                vec![Out::New(Layout::contiguous(input.dtype, &input.shape)), Out::New(weights), Out::New(biases)];
+            let kernel = Kernel::new("native_layer_norm_backward.default", &inputs, outputs);
+            gradients.tape.launch(kernel).into_iter().map(Some).collect()
+        });
+        let kernel = Kernel::new("native_layer_norm.default", &[self, weight, bias], outputs);
+        let saves =
+            vec![Slot::Input(self), Slot::Input(weight), Slot::Input(bias), Slot::Auxiliary(1), Slot::Auxiliary(2)];
+        let derivative = Derivative { inputs: &[self, weight, bias], saves, backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// Softmax over the last dimension.
+    #[must_use]
+    pub fn softmax_last(&self) -> Tensor {
+        self.softmax_kernel("_softmax.default", "_softmax_backward_data.default")
+    }
+
+    /// Softmax over the last dimension that gives zeros for rows that are masked completely.
+    pub(crate) fn safe_softmax(&self) -> Tensor {
+        self.softmax_kernel("_safe_softmax.default", "_softmax_backward_data.default")
+    }
+
+    /// The logarithm of softmax over the last dimension.
+    #[must_use]
+    pub fn log_softmax_last(&self) -> Tensor {
+        self.softmax_kernel("_log_softmax.default", "_log_softmax_backward_data.default")
+    }
+
+    fn softmax_kernel(&self, name: &'static str, backward_name: &'static str) -> Tensor {
+        let layout = Layout::contiguous(self.dtype(), self.shape());
+        let own = layout.clone();
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let inputs = [gradients.output(), &gradients.saved[0]];
+            vec![Some(gradients.tape.launch_one(Kernel::new(backward_name, &inputs, vec![Out::New(own)])))]
+        });
+        let kernel = Kernel::new(name, &[self], vec![Out::New(layout)]);
+        let derivative = Derivative { inputs: &[self], saves: vec![Slot::Output(0)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+}
