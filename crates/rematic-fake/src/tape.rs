@@ -25,7 +25,9 @@ pub(crate) struct State {
     /// While the engine evaluates a node: the forward op that it differentiates.
     pub(crate) differentiates: Option<OpId>,
     pub(crate) no_grad_depth: u32,
+    /// Parameters and buffers live as long as the model, whether or not the front end keeps its own reference.
     pub(crate) parameters: Vec<Tensor>,
+    pub(crate) buffers: Vec<Tensor>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) hook_groups: Vec<crate::autograd::HookGroup>,
     /// Calls whose positional inputs need no gradient: their backward ends with the whole backward.
@@ -102,6 +104,7 @@ impl Tape {
             differentiates: None,
             no_grad_depth: 0,
             parameters: Vec::new(),
+            buffers: Vec::new(),
             nodes: Vec::new(),
             hook_groups: Vec::new(),
             open_ended_calls: Vec::new(),
@@ -143,9 +146,9 @@ impl Tape {
             Some(error) => Err(error),
             None => Ok(std::mem::take(&mut state.trace)),
         });
-        // Parameters refer to the tape; without this the two would keep each other alive.
-        let parameters = self.with(|state| std::mem::take(&mut state.parameters));
-        drop(parameters);
+        // They refer to the tape; without this the two would keep each other alive.
+        let owned = self.with(|state| (std::mem::take(&mut state.parameters), std::mem::take(&mut state.buffers)));
+        drop(owned);
         result
     }
 
@@ -158,6 +161,7 @@ impl Tape {
                 class: class.to_owned(),
                 parent,
                 parameters: Vec::new(),
+                buffers: Vec::new(),
                 buffers: Vec::new(),
             })
         })

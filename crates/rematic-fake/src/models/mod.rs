@@ -1,3 +1,263 @@
-//! Models.
+//! The models that come with Rematic, and those that a Hugging Face `config.json` describes.
+
+mod builtin;
+mod causal_lm;
+mod config;
+mod gpt2;
+mod llama;
 mod seed_transformer;
-pub use seed_transformer::*;
+
+use rematic_trace::{Dtype, StepTrace};
+
+pub use self::builtin::{BUILTIN, Builtin};
+use self::gpt2::{Gpt2Config, Gpt2LmHeadModel};
+use self::llama::{LlamaConfig, LlamaForCausalLm};
+use self::seed_transformer::SeedTransformer;
+use crate::error::FakeError;
+use crate::optimizer::Optimizer;
+use crate::step::Step;
+use crate::tape::Tape;
+use crate::{AttentionKernel, Tensor};
+
+/// More layers than this are a slip of the finger.
+const MAX_LAYERS: u64 = 100_000;
+/// Where neither the user nor the config says how long a sequence is, it is at most this.
+const DEFAULT_SEQ: u64 = 4096;
+
+/// What a user may change about a model. `None` leaves the model's own value.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Options {
+    /// Sequences in the batch.
+    pub batch: Option<u64>,
+    /// Positions in a sequence.
+    pub seq: Option<u64>,
+    /// Type of parameters and activations: fp32, bf16 or fp16.
+    pub dtype: Option<Dtype>,
+    /// Optimizer.
+    pub optimizer: Option<Optimizer>,
+    /// Attention kernel.
+    pub attention: Option<AttentionKernel>,
+    /// Number of layers.
+    pub layers: Option<u64>,
+    /// All dropout probabilities.
+    pub dropout: Option<f64>,
+    /// Width; seed-transformer only.
+    pub dim: Option<u64>,
+    /// Attention heads; seed-transformer only.
+    pub heads: Option<u64>,
+    /// Vocabulary; seed-transformer only.
+    pub vocab: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+enum Architecture {
+    Seed(SeedTransformer),
+    Gpt2(Gpt2Config),
+    Llama(LlamaConfig),
+}
+
+/// A model and the step that it is trained with.
+#[derive(Clone, Debug)]
+pub struct Model {
+    name: String,
+    architecture: Architecture,
+    batch: u64,
+    seq: u64,
+    dtype: Dtype,
+    optimizer: Optimizer,
+    attention: AttentionKernel,
+    /// A sequence must be shorter than this.
+    window: Option<u64>,
+}
+
+impl Model {
+    /// The built-in model with this name.
+    ///
+    /// # Errors
+    /// If there is none; the error suggests the nearest name.
+    pub fn builtin(name: &str) -> Result<Model, FakeError> {
+        let Some(entry) = BUILTIN.iter().find(|entry| entry.name == name) else {
+            return Err(FakeError::UnknownModel { name: name.to_owned(), suggestion: builtin::suggestion(name) });
+        };
+        let Some(config) = entry.config else {
+            let seed = SeedTransformer::default();
+            return Ok(Model {
+                name: name.to_owned(),
+                batch: 8,
+                seq: 1024,
+                dtype: Dtype::F32,
+                optimizer: Optimizer::default(),
+                attention: AttentionKernel::default(),
+                window: None,
+                architecture: Architecture::Seed(seed),
+            });
+        };
+        Model::from_config(name, config)
+    }
+
+    /// The model that the text of a `config.json` describes; `name` is what it is called in messages.
+    ///
+    /// # Errors
+    /// If the text is not JSON, lacks a field, or describes a model that is not supported.
+    pub fn from_config(name: &str, text: &str) -> Result<Model, FakeError> {
+        let parsed = config::parse(name, text)?;
+        Ok(Model {
+            name: name.to_owned(),
+            batch: 1,
+            // Below the window, so that the defaults always work.
+            seq: parsed.positions.min(DEFAULT_SEQ).min(parsed.window.map_or(u64::MAX, |window| window.max(2) - 1)),
+            dtype: parsed.dtype.unwrap_or(Dtype::F32),
+            optimizer: Optimizer::default(),
+            attention: AttentionKernel::default(),
+            window: parsed.window,
+            architecture: parsed.architecture,
+        })
+    }
+
+    /// The model with the user's changes.
+    ///
+    /// # Errors
+    /// If a value is out of range, or the model has no such option.
+    pub fn with(mut self, options: &Options) -> Result<Model, FakeError> {
+        let counts = [
+            ("batch", options.batch),
+            ("seq", options.seq),
+            ("layers", options.layers),
+            ("dim", options.dim),
+            ("heads", options.heads),
+            ("vocab", options.vocab),
+        ];
+        for (name, value) in counts {
+            if value == Some(0) {
+                return Err(out_of_range(name, 0, "it must be at least 1"));
+            }
+        }
+        if let Some(layers) = options.layers.filter(|layers| *layers > MAX_LAYERS) {
+            return Err(out_of_range("layers", layers, &format!("it must be at most {MAX_LAYERS}")));
+        }
+        if let Some(dropout) = options.dropout.filter(|dropout| !(0.0..1.0).contains(dropout)) {
+            return Err(out_of_range("dropout", dropout, "it must be at least 0 and below 1"));
+        }
+        self.batch = options.batch.unwrap_or(self.batch);
+        self.seq = options.seq.unwrap_or(self.seq);
+        self.dtype = options.dtype.unwrap_or(self.dtype);
+        self.optimizer = options.optimizer.unwrap_or(self.optimizer);
+        self.attention = options.attention.unwrap_or(self.attention);
+        if !matches!(self.dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16) {
+            return Err(out_of_range("dtype", self.dtype, "it must be fp32, bf16 or fp16"));
+        }
+        self.resize(options)?;
+        self.check()?;
+        Ok(self)
+    }
+
+    fn resize(&mut self, options: &Options) -> Result<(), FakeError> {
+        let set = |field: &mut u64, value: Option<u64>| *field = value.unwrap_or(*field);
+        if let Architecture::Seed(seed) = &mut self.architecture {
+            set(&mut seed.layers, options.layers);
+            set(&mut seed.dim, options.dim);
+            set(&mut seed.heads, options.heads);
+            set(&mut seed.vocab, options.vocab);
+            seed.dropout = options.dropout.unwrap_or(seed.dropout);
+            return Ok(());
+        }
+        for (option, value) in [("--dim", options.dim), ("--heads", options.heads), ("--vocab", options.vocab)] {
+            if value.is_some() {
+                return Err(FakeError::UnknownOption {
+                    model: self.name.clone(),
+                    name: option.to_owned(),
+                    known: "--batch, --seq, --dtype, --optimizer, --attention, --layers and --dropout; \
+                            its sizes come from its config"
+                        .to_owned(),
+                });
+            }
+        }
+        match &mut self.architecture {
+            Architecture::Gpt2(gpt2) => {
+                set(&mut gpt2.layers, options.layers);
+                if let Some(dropout) = options.dropout {
+                    (gpt2.resid_dropout, gpt2.embd_dropout, gpt2.attn_dropout) = (dropout, dropout, dropout);
+                }
+            }
+            Architecture::Llama(llama) => {
+                set(&mut llama.layers, options.layers);
+                llama.attention_dropout = options.dropout.unwrap_or(llama.attention_dropout);
+            }
+            Architecture::Seed(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Rules that tie several sizes together.
+    fn check(&self) -> Result<(), FakeError> {
+        let layers = match &self.architecture {
+            Architecture::Seed(seed) => {
+                if !seed.dim.is_multiple_of(seed.heads) {
+                    let rule = format!("it must divide the width, {}", seed.dim);
+                    return Err(out_of_range("heads", seed.heads, &rule));
+                }
+                seed.layers
+            }
+            Architecture::Gpt2(gpt2) => {
+                if self.seq > gpt2.positions {
+                    let rule = format!("{} has {} positions; use a shorter --seq", self.name, gpt2.positions);
+                    return Err(out_of_range("seq", self.seq, &rule));
+                }
+                gpt2.layers
+            }
+            Architecture::Llama(llama) => llama.layers,
+        };
+        if layers > MAX_LAYERS {
+            return Err(out_of_range("layers", layers, &format!("it must be at most {MAX_LAYERS}")));
+        }
+        if let Some(window) = self.window.filter(|window| self.seq >= *window) {
+            return Err(FakeError::UnsupportedFeature {
+                file: self.name.clone(),
+                what: format!("a sequence of {} with a sliding window of {window}", self.seq),
+                instead: format!("use --seq {} or less, or set sliding_window to null", window - 1),
+            });
+        }
+        Ok(())
+    }
+
+    /// Traces one training step. The loss of seed-transformer is the sum of its output; that of the others their own
+    /// cross-entropy, with the tokens as labels.
+    ///
+    /// # Errors
+    /// If the sizes do not fit each other or 64-bit arithmetic.
+    pub fn trace(&self) -> Result<StepTrace, FakeError> {
+        self.check()?;
+        let tape = Tape::new(&self.name);
+        tape.fact("batch", self.batch);
+        tape.fact("seq", self.seq);
+        tape.fact("dtype", self.dtype);
+        tape.fact("attention", self.attention);
+        let tokens = [self.batch, self.seq];
+        match &self.architecture {
+            Architecture::Seed(seed) => {
+                let model = seed.build(&tape, self.seq, self.dtype, self.attention);
+                let tokens = tape.input(Dtype::I64, &tokens);
+                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), Tensor::sum)
+            }
+            Architecture::Gpt2(config) => {
+                let model = Gpt2LmHeadModel::new(&tape, config, self.dtype, self.attention);
+                let tokens = tape.input(Dtype::I64, &tokens);
+                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), loss_of)
+            }
+            Architecture::Llama(config) => {
+                let model = LlamaForCausalLm::new(&tape, config, self.dtype, self.attention);
+                let tokens = tape.input(Dtype::I64, &tokens);
+                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), loss_of)
+            }
+        }
+    }
+}
+
+/// The first output of the Hugging Face models.
+fn loss_of(outputs: &Vec<Tensor>) -> Tensor {
+    outputs[0].clone()
+}
+
+fn out_of_range(name: &str, value: impl std::fmt::Display, rule: &str) -> FakeError {
+    FakeError::Option { name: name.to_owned(), value: value.to_string(), rule: rule.to_owned() }
+}

@@ -1,73 +1,34 @@
-use rematic_trace::{Dtype, StepTrace};
+use rematic_trace::Dtype;
 
-use crate::error::FakeError;
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Scope};
-use crate::optimizer::Optimizer;
-use crate::step::Step;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 use crate::{ArangeOverload, Attention, AttentionKernel};
 
 /// The Transformer of PyTorch's own tests (`common_dtensor.py`), with the sizes of its checkpointing test.
 #[derive(Clone, Debug)]
-pub struct SeedTransformer {
-    /// Number of blocks.
-    pub layers: u64,
-    /// Width.
-    pub dim: u64,
-    /// Attention heads; they must divide the width.
-    pub heads: u64,
-    /// Vocabulary.
-    pub vocab: u64,
-    /// Sequences in the batch.
-    pub batch: u64,
-    /// Positions in a sequence.
-    pub seq: u64,
-    /// Dropout probability.
-    pub dropout: f64,
-    /// Type of parameters and activations.
-    pub dtype: Dtype,
-    /// Attention kernel.
-    pub attention: AttentionKernel,
+pub(super) struct SeedTransformer {
+    pub(super) layers: u64,
+    pub(super) dim: u64,
+    pub(super) heads: u64,
+    pub(super) vocab: u64,
+    pub(super) dropout: f64,
 }
 
 impl Default for SeedTransformer {
     fn default() -> Self {
-        SeedTransformer {
-            layers: 4,
-            dim: 768,
-            heads: 12,
-            vocab: 8192,
-            batch: 8,
-            seq: 1024,
-            dropout: 0.1,
-            dtype: Dtype::F32,
-            attention: AttentionKernel::Auto,
-        }
+        SeedTransformer { layers: 4, dim: 768, heads: 12, vocab: 8192, dropout: 0.1 }
     }
 }
 
 impl SeedTransformer {
-    /// Traces one step; the loss is the sum of the output.
-    ///
-    /// # Errors
-    /// If the sizes do not fit each other.
-    pub fn trace(&self, optimizer: Optimizer) -> Result<StepTrace, FakeError> {
-        if self.heads == 0 || !self.dim.is_multiple_of(self.heads) {
-            return Err(FakeError::Option {
-                name: "heads".to_owned(),
-                value: self.heads.to_string(),
-                rule: format!("it must divide the width, {}", self.dim),
-            });
-        }
-        let tape = Tape::new("seed-transformer");
-        let model = Transformer::new(&tape, self);
-        let tokens = tape.input(Dtype::I64, &[self.batch, self.seq]);
-        Step::new(&tape, optimizer).run(|| model.forward(&tokens), Tensor::sum)
+    /// `seq` is the number of position embeddings: the test makes as many as it uses.
+    pub(super) fn build(&self, tape: &Tape, seq: u64, dtype: Dtype, kernel: AttentionKernel) -> Transformer {
+        Transformer::new(tape, self, seq, dtype, kernel)
     }
 }
 
-struct Transformer {
+pub(super) struct Transformer {
     scope: Scope,
     tok_embeddings: Embedding,
     pos_embeddings: Embedding,
@@ -78,19 +39,19 @@ struct Transformer {
 }
 
 impl Transformer {
-    fn new(tape: &Tape, options: &SeedTransformer) -> Self {
-        let scope = Scope::root(tape, "Transformer", options.dtype);
+    fn new(tape: &Tape, options: &SeedTransformer, seq: u64, dtype: Dtype, kernel: AttentionKernel) -> Self {
+        let scope = Scope::root(tape, "Transformer", dtype);
         let tok_embeddings = Embedding::new(&scope, "tok_embeddings", options.vocab, options.dim);
-        let pos_embeddings = Embedding::new(&scope, "pos_embeddings", options.seq, options.dim);
+        let pos_embeddings = Embedding::new(&scope, "pos_embeddings", seq, options.dim);
         let dropout = Dropout::new(&scope, "dropout", options.dropout);
         let list = scope.child("layers", "ModuleList");
-        let layers = (0..options.layers).map(|index| Block::new(&list, index, options)).collect();
+        let layers = (0..options.layers).map(|index| Block::new(&list, index, options, kernel)).collect();
         let norm = LayerNorm::new(&scope, "norm", options.dim);
         let output = Linear::tied(&scope, "output", tok_embeddings.weight());
         Transformer { scope, tok_embeddings, pos_embeddings, dropout, layers, norm, output }
     }
 
-    fn forward(&self, tokens: &Tensor) -> Tensor {
+    pub(super) fn forward(&self, tokens: &Tensor) -> Tensor {
         self.scope.call(&[tokens], || {
             let mut hidden = self.tok_embeddings.forward(tokens);
             let positions = Tensor::arange(tokens.tape(), tokens.size(1), ArangeOverload::StartEnd);
@@ -116,11 +77,11 @@ struct Block {
 }
 
 impl Block {
-    fn new(list: &Scope, index: u64, options: &SeedTransformer) -> Self {
+    fn new(list: &Scope, index: u64, options: &SeedTransformer, kernel: AttentionKernel) -> Self {
         let scope = list.child(&index.to_string(), "TransformerBlock");
         Block {
             attention_norm: LayerNorm::new(&scope, "attention_norm", options.dim),
-            attention: SelfAttention::new(&scope, options),
+            attention: SelfAttention::new(&scope, options, kernel),
             ffn_norm: LayerNorm::new(&scope, "ffn_norm", options.dim),
             feed_forward: FeedForward::new(&scope, options),
             scope,
@@ -157,7 +118,7 @@ struct SelfAttention {
 }
 
 impl SelfAttention {
-    fn new(parent: &Scope, options: &SeedTransformer) -> Self {
+    fn new(parent: &Scope, options: &SeedTransformer, kernel: AttentionKernel) -> Self {
         let scope = parent.child("attention", "Attention");
         let projection = |name| Linear::new(&scope, name, options.dim, options.dim, false);
         SelfAttention {
@@ -167,7 +128,7 @@ impl SelfAttention {
             wv: projection("wv"),
             wo: projection("wo"),
             heads: options.heads,
-            attention: Attention { kernel: options.attention, dropout: options.dropout },
+            attention: Attention { kernel, dropout: options.dropout },
             scope,
         }
     }

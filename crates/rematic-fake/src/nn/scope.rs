@@ -78,6 +78,7 @@ impl Scope {
     pub fn buffer(&self, name: &str, dtype: Dtype, shape: &[u64]) -> Tensor {
         let tensor = self.tape.tensor_before_step(dtype, shape, Category::Buffer);
         self.tape.add_to_module(self.module, name, &tensor, true);
+        self.tape.with(|state| state.buffers.push(tensor.clone()));
         tensor
     }
 

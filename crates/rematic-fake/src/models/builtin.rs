@@ -1,0 +1,59 @@
+/// A model that comes with Rematic.
+#[derive(Clone, Copy, Debug)]
+pub struct Builtin {
+    /// The name that commands take.
+    pub name: &'static str,
+    /// What it is.
+    pub description: &'static str,
+    /// Its `config.json`; `None` for seed-transformer, which is no Hugging Face model.
+    pub(super) config: Option<&'static str>,
+}
+
+/// All built-in models. The configs hold what their publishers' hold, as far as memory and time depend on it.
+pub const BUILTIN: &[Builtin] = &[
+    Builtin {
+        name: "seed-transformer",
+        description: "the Transformer of PyTorch's own tests: 4 layers, width 768, vocabulary 8192",
+        config: None,
+    },
+    Builtin { name: "gpt2", description: "GPT-2, 124 M parameters", config: Some(include_str!("builtin/gpt2.json")) },
+    Builtin {
+        name: "gpt2-medium",
+        description: "GPT-2 medium, 355 M parameters",
+        config: Some(include_str!("builtin/gpt2-medium.json")),
+    },
+    Builtin {
+        name: "gpt2-large",
+        description: "GPT-2 large, 774 M parameters",
+        config: Some(include_str!("builtin/gpt2-large.json")),
+    },
+    Builtin {
+        name: "gpt2-xl",
+        description: "GPT-2 XL, 1.6 B parameters",
+        config: Some(include_str!("builtin/gpt2-xl.json")),
+    },
+    Builtin { name: "llama-3-8b", description: "Llama 3 8B", config: Some(include_str!("builtin/llama-3-8b.json")) },
+    Builtin { name: "llama-3-70b", description: "Llama 3 70B", config: Some(include_str!("builtin/llama-3-70b.json")) },
+    Builtin {
+        name: "llama-3-405b",
+        description: "Llama 3.1 405B",
+        config: Some(include_str!("builtin/llama-3-405b.json")),
+    },
+    Builtin {
+        name: "mistral-7b",
+        description: "Mistral 7B v0.3, without sliding window",
+        config: Some(include_str!("builtin/mistral-7b.json")),
+    },
+    Builtin { name: "qwen2.5-7b", description: "Qwen2.5 7B", config: Some(include_str!("builtin/qwen2.5-7b.json")) },
+    Builtin { name: "qwen3-8b", description: "Qwen3 8B", config: Some(include_str!("builtin/qwen3-8b.json")) },
+];
+
+/// A sentence that names the nearest built-in model, if one is near.
+pub(super) fn suggestion(name: &str) -> String {
+    BUILTIN
+        .iter()
+        .map(|entry| (strsim::damerau_levenshtein(name, entry.name), entry.name))
+        .min()
+        .filter(|(distance, nearest)| *distance <= nearest.len() / 2)
+        .map_or_else(String::new, |(_, nearest)| format!("; did you mean `{nearest}`?"))
+}

@@ -1,0 +1,224 @@
+//! Hugging Face `config.json` files.
+
+use rematic_trace::Dtype;
+use serde_json::{Map, Value};
+
+use super::Architecture;
+use super::causal_lm::Activation;
+use super::gpt2::Gpt2Config;
+use super::llama::{Family, LlamaConfig};
+use crate::error::FakeError;
+
+/// The model types that have a front end.
+pub(super) const SUPPORTED: [&str; 5] = ["gpt2", "llama", "mistral", "qwen2", "qwen3"];
+
+/// Rotary embeddings of these types differ only in their frequencies, not in what runs.
+const ROPE_TYPES: [&str; 4] = ["default", "linear", "llama3", "yarn"];
+
+/// What a config says that is not architecture.
+pub(super) struct Parsed {
+    pub(super) architecture: Architecture,
+    /// The type that the checkpoint has, if it says so.
+    pub(super) dtype: Option<Dtype>,
+    /// The longest sequence that it was made for.
+    pub(super) positions: u64,
+    /// Sequences this long need a mask that is not modelled.
+    pub(super) window: Option<u64>,
+}
+
+pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
+    let value: Value = serde_json::from_str(text)
+        .map_err(|error| FakeError::ConfigSyntax { file: file.to_owned(), reason: error.to_string() })?;
+    let Value::Object(fields) = value else {
+        let reason = "the top level is not an object".to_owned();
+        return Err(FakeError::ConfigSyntax { file: file.to_owned(), reason });
+    };
+    let config = Config { file, fields };
+    let found = config.text("model_type")?.ok_or_else(|| config.fault("model_type", "is missing"))?;
+    let architecture = match found {
+        "gpt2" => gpt2(&config)?,
+        "llama" => llama(&config, Family::Llama)?,
+        "mistral" => llama(&config, Family::Mistral)?,
+        "qwen2" => llama(&config, Family::Qwen2)?,
+        "qwen3" => llama(&config, Family::Qwen3)?,
+        other => {
+            return Err(FakeError::UnsupportedFamily {
+                file: file.to_owned(),
+                found: other.to_owned(),
+                supported: SUPPORTED.join(", "),
+            });
+        }
+    };
+    let positions = match &architecture {
+        Architecture::Gpt2(gpt2) => gpt2.positions,
+        _ => config.count_or("max_position_embeddings", 2048)?,
+    };
+    Ok(Parsed { window: window(&config, found)?, dtype: dtype(&config)?, positions, architecture })
+}
+
+fn gpt2(config: &Config<'_>) -> Result<Architecture, FakeError> {
+    if config.flag_or("add_cross_attention", false)? {
+        return Err(config.unsupported("add_cross_attention", "remove it"));
+    }
+    let hidden = config.count_named(&["n_embd", "hidden_size"])?;
+    let heads = config.count_named(&["n_head", "num_attention_heads"])?;
+    config.divides(("n_head", heads), ("n_embd", hidden))?;
+    Ok(Architecture::Gpt2(Gpt2Config {
+        vocab: config.count("vocab_size")?,
+        positions: config.count_or("n_positions", 1024)?,
+        hidden,
+        inner: config.count_or("n_inner", hidden.saturating_mul(4))?,
+        layers: config.count_named(&["n_layer", "num_hidden_layers"])?,
+        heads,
+        activation: config.activation("activation_function", Activation::GeluNew)?,
+        tied: config.flag_or("tie_word_embeddings", true)?,
+        resid_dropout: config.probability_or("resid_pdrop", 0.1)?,
+        embd_dropout: config.probability_or("embd_pdrop", 0.1)?,
+        attn_dropout: config.probability_or("attn_pdrop", 0.1)?,
+    }))
+}
+
+fn llama(config: &Config<'_>, family: Family) -> Result<Architecture, FakeError> {
+    for field in ["rope_scaling", "rope_parameters"] {
+        let Some(Value::Object(rope)) = config.fields.get(field) else { continue };
+        let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str).unwrap_or("default");
+        if !ROPE_TYPES.contains(&kind) {
+            let instead = format!("supported are {}", ROPE_TYPES.join(", "));
+            return Err(config.unsupported(&format!("{field} of type `{kind}`"), &instead));
+        }
+    }
+    let hidden = config.count("hidden_size")?;
+    let heads = config.count("num_attention_heads")?;
+    let default_key_heads = if family == Family::Mistral { 8 } else { heads };
+    let key_heads = config.count_or("num_key_value_heads", default_key_heads)?;
+    config.divides(("num_key_value_heads", key_heads), ("num_attention_heads", heads))?;
+    let default_head_dim = if family == Family::Qwen3 { 128 } else { hidden / heads };
+    let head_dim = config.count_or("head_dim", default_head_dim)?;
+    if family == Family::Llama || config.fields.get("head_dim").is_none_or(Value::is_null) && family != Family::Qwen3 {
+        config.divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
+    }
+    if !head_dim.is_multiple_of(2) {
+        return Err(config.fault("head_dim", &format!("is {head_dim}; rotary embeddings need an even width")));
+    }
+    let attention_bias = match family {
+        Family::Mistral => false,
+        Family::Qwen2 => true,
+        Family::Llama | Family::Qwen3 => config.flag_or("attention_bias", false)?,
+    };
+    Ok(Architecture::Llama(LlamaConfig {
+        family,
+        vocab: config.count("vocab_size")?,
+        hidden,
+        intermediate: config.count("intermediate_size")?,
+        layers: config.count("num_hidden_layers")?,
+        heads,
+        key_heads,
+        head_dim,
+        activation: config.activation("hidden_act", Activation::Silu)?,
+        tied: config.flag_or("tie_word_embeddings", false)?,
+        qkv_bias: attention_bias,
+        output_bias: attention_bias && family != Family::Qwen2,
+        mlp_bias: family == Family::Llama && config.flag_or("mlp_bias", false)?,
+        attention_dropout: config.probability_or("attention_dropout", 0.0)?,
+    }))
+}
+
+/// The sliding window that is in force in some layer.
+fn window(config: &Config<'_>, family: &str) -> Result<Option<u64>, FakeError> {
+    let in_force = match family {
+        "mistral" => true,
+        "qwen2" | "qwen3" => config.flag_or("use_sliding_window", false)?,
+        _ => false,
+    };
+    if !in_force || config.fields.get("sliding_window").is_some_and(Value::is_null) {
+        return Ok(None);
+    }
+    config.count_or("sliding_window", 4096).map(Some)
+}
+
+fn dtype(config: &Config<'_>) -> Result<Option<Dtype>, FakeError> {
+    let field = if config.fields.contains_key("dtype") { "dtype" } else { "torch_dtype" };
+    let Some(name) = config.text(field)? else { return Ok(None) };
+    match name.trim_start_matches("torch.") {
+        "float32" => Ok(Some(Dtype::F32)),
+        "bfloat16" => Ok(Some(Dtype::Bf16)),
+        "float16" => Ok(Some(Dtype::F16)),
+        other => Err(config.fault(field, &format!("is `{other}`; supported are float32, bfloat16 and float16"))),
+    }
+}
+
+struct Config<'a> {
+    file: &'a str,
+    fields: Map<String, Value>,
+}
+
+impl Config<'_> {
+    fn fault(&self, field: &str, problem: &str) -> FakeError {
+        FakeError::ConfigField { file: self.file.to_owned(), field: field.to_owned(), problem: problem.to_owned() }
+    }
+
+    fn unsupported(&self, what: &str, instead: &str) -> FakeError {
+        FakeError::UnsupportedFeature { file: self.file.to_owned(), what: what.to_owned(), instead: instead.to_owned() }
+    }
+
+    /// A field that is there and not null.
+    fn get(&self, field: &str) -> Option<&Value> {
+        self.fields.get(field).filter(|value| !value.is_null())
+    }
+
+    fn text(&self, field: &str) -> Result<Option<&str>, FakeError> {
+        self.get(field)
+            .map(|value| value.as_str().ok_or_else(|| self.fault(field, &format!("is {value}; it must be a string"))))
+            .transpose()
+    }
+
+    fn count(&self, field: &str) -> Result<u64, FakeError> {
+        self.count_named(&[field])
+    }
+
+    /// A count under the first of several names that is there.
+    fn count_named(&self, names: &[&str]) -> Result<u64, FakeError> {
+        let field = names.iter().find(|name| self.get(name).is_some()).unwrap_or(&names[0]);
+        let value = self.get(field).ok_or_else(|| self.fault(field, "is missing"))?;
+        value
+            .as_u64()
+            .filter(|count| *count > 0)
+            .ok_or_else(|| self.fault(field, &format!("is {value}; it must be a whole number of at least 1")))
+    }
+
+    fn count_or(&self, field: &str, default: u64) -> Result<u64, FakeError> {
+        if self.get(field).is_some() { self.count(field) } else { Ok(default) }
+    }
+
+    fn flag_or(&self, field: &str, default: bool) -> Result<bool, FakeError> {
+        match self.get(field) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(value) => Err(self.fault(field, &format!("is {value}; it must be true or false"))),
+        }
+    }
+
+    fn probability_or(&self, field: &str, default: f64) -> Result<f64, FakeError> {
+        let Some(value) = self.get(field) else { return Ok(default) };
+        value
+            .as_f64()
+            .filter(|probability| (0.0..1.0).contains(probability))
+            .ok_or_else(|| self.fault(field, &format!("is {value}; it must be at least 0 and below 1")))
+    }
+
+    fn activation(&self, field: &str, default: Activation) -> Result<Activation, FakeError> {
+        let Some(name) = self.text(field)? else { return Ok(default) };
+        let known = Activation::NAMES.iter().find(|(known, _)| *known == name);
+        known.map(|(_, activation)| *activation).ok_or_else(|| {
+            let names: Vec<&str> = Activation::NAMES.iter().map(|(name, _)| *name).collect();
+            self.unsupported(&format!("{field} `{name}`"), &format!("supported are {}", names.join(", ")))
+        })
+    }
+
+    fn divides(&self, part: (&str, u64), whole: (&str, u64)) -> Result<(), FakeError> {
+        if whole.1.is_multiple_of(part.1) {
+            return Ok(());
+        }
+        Err(self.fault(part.0, &format!("is {}; it must divide {}, {}", part.1, whole.0, whole.1)))
+    }
+}

@@ -1,0 +1,322 @@
+use rematic_trace::Dtype;
+
+use super::causal_lm::{self, Activation};
+use crate::nn::{Embedding, Linear, RmsNorm, Scope};
+use crate::tape::Tape;
+use crate::tensor::Tensor;
+use crate::{Attention, AttentionKernel};
+
+/// The families that share Llama's architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+}
+
+impl Family {
+    /// The prefix of the Python classes.
+    fn prefix(self) -> &'static str {
+        match self {
+            Family::Llama => "Llama",
+            Family::Mistral => "Mistral",
+            Family::Qwen2 => "Qwen2",
+            Family::Qwen3 => "Qwen3",
+        }
+    }
+
+    /// Whether `rotary_emb` gets the position ids as a positional argument.
+    fn positions_are_positional(self) -> bool {
+        matches!(self, Family::Qwen2 | Family::Qwen3)
+    }
+}
+
+/// Sizes and switches of a model of Llama's kind.
+#[derive(Clone, Debug)]
+pub(super) struct LlamaConfig {
+    pub(super) family: Family,
+    pub(super) vocab: u64,
+    pub(super) hidden: u64,
+    pub(super) intermediate: u64,
+    pub(super) layers: u64,
+    pub(super) heads: u64,
+    pub(super) key_heads: u64,
+    pub(super) head_dim: u64,
+    pub(super) activation: Activation,
+    pub(super) tied: bool,
+    /// Bias of the query, key and value projections.
+    pub(super) qkv_bias: bool,
+    /// Bias of the output projection of attention.
+    pub(super) output_bias: bool,
+    pub(super) mlp_bias: bool,
+    pub(super) attention_dropout: f64,
+}
+
+pub(super) struct LlamaForCausalLm {
+    scope: Scope,
+    model: LlamaModel,
+    lm_head: Linear,
+}
+
+impl LlamaForCausalLm {
+    pub(super) fn new(tape: &Tape, config: &LlamaConfig, dtype: Dtype, kernel: AttentionKernel) -> Self {
+        let scope = Scope::root(tape, &format!("{}ForCausalLM", config.family.prefix()), dtype);
+        let model = LlamaModel::new(&scope, config, kernel);
+        let lm_head = if config.tied {
+            Linear::tied(&scope, "lm_head", model.embed_tokens.weight())
+        } else {
+            Linear::new(&scope, "lm_head", config.hidden, config.vocab, false)
+        };
+        LlamaForCausalLm { scope, model, lm_head }
+    }
+
+    /// Loss and logits; the tokens are their own labels.
+    pub(super) fn forward(&self, tokens: &Tensor) -> Vec<Tensor> {
+        self.scope.call(&[], || {
+            let hidden = self.model.forward(tokens);
+            causal_lm::lm_outputs(&hidden, &self.lm_head, tokens)
+        })
+    }
+}
+
+struct LlamaModel {
+    scope: Scope,
+    embed_tokens: Embedding,
+    layers: Vec<DecoderLayer>,
+    norm: RmsNorm,
+    rotary_emb: RotaryEmbedding,
+}
+
+impl LlamaModel {
+    fn new(parent: &Scope, config: &LlamaConfig, kernel: AttentionKernel) -> Self {
+        let prefix = config.family.prefix();
+        let scope = parent.child("model", &format!("{prefix}Model"));
+        let embed_tokens = Embedding::new(&scope, "embed_tokens", config.vocab, config.hidden);
+        let list = scope.child("layers", "ModuleList");
+        let layers = (0..config.layers).map(|index| DecoderLayer::new(&list, index, config, kernel)).collect();
+        let norm = RmsNorm::new(&scope, "norm", &format!("{prefix}RMSNorm"), config.hidden);
+        let rotary_emb = RotaryEmbedding::new(&scope, config);
+        LlamaModel { scope, embed_tokens, layers, norm, rotary_emb }
+    }
+
+    fn forward(&self, tokens: &Tensor) -> Tensor {
+        self.scope.call(&[], || {
+            let embedded = self.embed_tokens.forward(tokens);
+            let positions = causal_lm::position_ids(tokens.tape(), tokens.size(1));
+            causal_lm::skip_causal_mask(&positions, tokens.size(0));
+            let mut hidden = embedded.clone();
+            let rotary = self.rotary_emb.forward(&hidden, &positions);
+            for layer in &self.layers {
+                hidden = layer.forward(&hidden, &rotary);
+            }
+            self.norm.forward(&hidden)
+        })
+    }
+}
+
+struct RotaryEmbedding {
+    scope: Scope,
+    inv_freq: Tensor,
+    family: Family,
+}
+
+impl RotaryEmbedding {
+    fn new(parent: &Scope, config: &LlamaConfig) -> Self {
+        let scope = parent.child("rotary_emb", &format!("{}RotaryEmbedding", config.family.prefix()));
+        let frequencies = [config.head_dim.div_ceil(2)];
+        let inv_freq = scope.buffer("inv_freq", Dtype::F32, &frequencies);
+        let _original = scope.buffer("original_inv_freq", Dtype::F32, &frequencies);
+        RotaryEmbedding { scope, inv_freq, family: config.family }
+    }
+
+    /// Cosines and sines of every position.
+    fn forward(&self, hidden: &Tensor, positions: &Tensor) -> (Tensor, Tensor) {
+        let positional: &[&Tensor] =
+            if self.family.positions_are_positional() { &[hidden, positions] } else { &[hidden] };
+        let tape = hidden.tape();
+        self.scope.call(positional, || {
+            tape.no_grad(|| {
+                let angles = {
+                    let numbers = {
+                        let column = positions.unsqueeze(-1);
+                        column.to(Dtype::F32)
+                    };
+                    numbers.mul(&self.inv_freq)
+                };
+                let doubled = Tensor::cat(&[&angles, &angles], -1);
+                let cosines = {
+                    let raw = doubled.cos();
+                    raw.mul_scalar()
+                };
+                let sines = {
+                    let raw = doubled.sin();
+                    raw.mul_scalar()
+                };
+                (cosines.to(hidden.dtype()), sines.to(hidden.dtype()))
+            })
+        })
+    }
+}
+
+struct DecoderLayer {
+    scope: Scope,
+    self_attn: SelfAttention,
+    mlp: Mlp,
+    input_layernorm: RmsNorm,
+    post_attention_layernorm: RmsNorm,
+}
+
+impl DecoderLayer {
+    fn new(list: &Scope, index: u64, config: &LlamaConfig, kernel: AttentionKernel) -> Self {
+        let prefix = config.family.prefix();
+        let scope = list.child(&index.to_string(), &format!("{prefix}DecoderLayer"));
+        let norm_class = format!("{prefix}RMSNorm");
+        DecoderLayer {
+            self_attn: SelfAttention::new(&scope, config, kernel),
+            mlp: Mlp::new(&scope, config),
+            input_layernorm: RmsNorm::new(&scope, "input_layernorm", &norm_class, config.hidden),
+            post_attention_layernorm: RmsNorm::new(&scope, "post_attention_layernorm", &norm_class, config.hidden),
+            scope,
+        }
+    }
+
+    fn forward(&self, input: &Tensor, rotary: &(Tensor, Tensor)) -> Tensor {
+        self.scope.call(&[input], || {
+            let mut residual = input.clone();
+            let mut hidden = self.input_layernorm.forward(input);
+            hidden = self.self_attn.forward(&hidden, rotary);
+            hidden = residual.add(&hidden);
+            residual = hidden.clone();
+            hidden = self.post_attention_layernorm.forward(&hidden);
+            hidden = self.mlp.forward(&hidden);
+            residual.add(&hidden)
+        })
+    }
+}
+
+struct SelfAttention {
+    scope: Scope,
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    /// Normalisation of each head of queries and keys.
+    norms: Option<(RmsNorm, RmsNorm)>,
+    head_dim: u64,
+    heads: u64,
+    key_heads: u64,
+    attention: Attention,
+}
+
+impl SelfAttention {
+    fn new(parent: &Scope, config: &LlamaConfig, kernel: AttentionKernel) -> Self {
+        let prefix = config.family.prefix();
+        let scope = parent.child("self_attn", &format!("{prefix}Attention"));
+        let queries = config.heads.saturating_mul(config.head_dim);
+        let keys = config.key_heads.saturating_mul(config.head_dim);
+        let norm = |name| RmsNorm::new(&scope, name, &format!("{prefix}RMSNorm"), config.head_dim);
+        SelfAttention {
+            q_proj: Linear::new(&scope, "q_proj", config.hidden, queries, config.qkv_bias),
+            k_proj: Linear::new(&scope, "k_proj", config.hidden, keys, config.qkv_bias),
+            v_proj: Linear::new(&scope, "v_proj", config.hidden, keys, config.qkv_bias),
+            o_proj: Linear::new(&scope, "o_proj", queries, config.hidden, config.output_bias),
+            norms: (config.family == Family::Qwen3).then(|| (norm("q_norm"), norm("k_norm"))),
+            head_dim: config.head_dim,
+            heads: config.heads,
+            key_heads: config.key_heads,
+            attention: Attention { kernel, dropout: config.attention_dropout },
+            scope,
+        }
+    }
+
+    /// Called with keyword arguments only.
+    fn forward(&self, input: &Tensor, rotary: &(Tensor, Tensor)) -> Tensor {
+        self.scope.call(&[], || {
+            let (batch, seq) = (input.size(0), input.size(1));
+            let heads_of = |projection: &Linear, heads: u64, norm: Option<&RmsNorm>| {
+                let split = {
+                    let projected = projection.forward(input);
+                    projected.view(&[batch, seq, heads, self.head_dim])
+                };
+                match norm {
+                    Some(norm) => norm.forward(&split).transpose(1, 2),
+                    None => split.transpose(1, 2),
+                }
+            };
+            let mut queries = heads_of(&self.q_proj, self.heads, self.norms.as_ref().map(|norms| &norms.0));
+            let mut keys = heads_of(&self.k_proj, self.key_heads, self.norms.as_ref().map(|norms| &norms.1));
+            let values = heads_of(&self.v_proj, self.key_heads, None);
+            (queries, keys) = rotate(&queries, &keys, rotary);
+            let mut output = {
+                let attended = self.attention.attend(&queries, &keys, &values);
+                let transposed = attended.transpose(1, 2);
+                transposed.contiguous()
+            };
+            output = output.reshape(&[batch, seq, self.heads.saturating_mul(self.head_dim)]);
+            output = self.o_proj.forward(&output);
+            output
+        })
+    }
+}
+
+/// `apply_rotary_pos_emb`.
+fn rotate(queries: &Tensor, keys: &Tensor, (cosines, sines): &(Tensor, Tensor)) -> (Tensor, Tensor) {
+    let cosines = cosines.unsqueeze(1);
+    let sines = sines.unsqueeze(1);
+    let apply = |heads: &Tensor| {
+        let straight = heads.mul(&cosines);
+        let turned = {
+            let rotated = rotate_half(heads);
+            rotated.mul(&sines)
+        };
+        straight.add(&turned)
+    };
+    (apply(queries), apply(keys))
+}
+
+fn rotate_half(heads: &Tensor) -> Tensor {
+    let width = heads.size(-1);
+    let first = heads.slice(-1, 0, width / 2);
+    let second = heads.slice(-1, width / 2, width);
+    let negated = second.neg();
+    Tensor::cat(&[&negated, &first], -1)
+}
+
+struct Mlp {
+    scope: Scope,
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+    act_fn: Scope,
+    activation: Activation,
+}
+
+impl Mlp {
+    fn new(parent: &Scope, config: &LlamaConfig) -> Self {
+        let scope = parent.child("mlp", &format!("{}MLP", config.family.prefix()));
+        let (hidden, wide, bias) = (config.hidden, config.intermediate, config.mlp_bias);
+        Mlp {
+            gate_proj: Linear::new(&scope, "gate_proj", hidden, wide, bias),
+            up_proj: Linear::new(&scope, "up_proj", hidden, wide, bias),
+            down_proj: Linear::new(&scope, "down_proj", wide, hidden, bias),
+            act_fn: scope.child("act_fn", config.activation.class()),
+            activation: config.activation,
+            scope,
+        }
+    }
+
+    fn forward(&self, input: &Tensor) -> Tensor {
+        self.scope.call(&[input], || {
+            let product = {
+                let activated = {
+                    let gate = self.gate_proj.forward(input);
+                    self.activation.forward(&self.act_fn, &gate)
+                };
+                let up = self.up_proj.forward(input);
+                activated.mul(&up)
+            };
+            self.down_proj.forward(&product)
+        })
+    }
+}
