@@ -162,7 +162,6 @@ impl Tape {
                 parent,
                 parameters: Vec::new(),
                 buffers: Vec::new(),
-                buffers: Vec::new(),
             })
         })
     }
