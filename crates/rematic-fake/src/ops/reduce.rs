@@ -38,21 +38,21 @@ impl Tensor {
     }
 
     /// Undoes broadcasting: sums the dimensions that `shape` does not have or has with extent 1. Not differentiated.
-    pub(crate) fn sum_to(&self, shape: &[u64]) -> Tensor {
+    /// Takes the tensor, because it goes as soon as it is summed.
+    pub(crate) fn sum_to(self, shape: &[u64]) -> Tensor {
         let leading = self.shape().len().saturating_sub(shape.len());
         let dims: Vec<usize> = (0..self.shape().len())
             .filter(|&dim| dim < leading || shape[dim - leading] == 1 && self.shape()[dim] != 1)
             .collect();
-        let mut result = if dims.is_empty() {
-            self.clone()
-        } else {
-            let layout = Layout::contiguous(self.dtype(), &self.reduced_shape(&dims, true));
-            self.tape().launch_one(Kernel::new("sum.dim_IntList", &[self], vec![Out::New(layout)]))
-        };
-        if leading > 0 {
-            result = result.view(shape);
+        let mut total = self;
+        if !dims.is_empty() {
+            let layout = Layout::contiguous(total.dtype(), &total.reduced_shape(&dims, true));
+            total = total.tape().launch_one(Kernel::new("sum.dim_IntList", &[&total], vec![Out::New(layout)]));
         }
-        result
+        if leading > 0 {
+            total = total.view(shape);
+        }
+        total
     }
 
     /// Numbers from 0 to `end`, as 64-bit integers. `overload` is `default` for `arange(end)` and `start` for

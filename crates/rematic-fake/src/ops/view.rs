@@ -156,7 +156,7 @@ impl Tensor {
         };
         let own = self.shape().to_vec();
         self.viewed("expand.default", layout, move |gradient| {
-            if gradient.shape() == own { gradient.clone() } else { gradient.sum_to(&own) }
+            if gradient.shape() == own { gradient.clone() } else { gradient.clone().sum_to(&own) }
         })
     }
 

@@ -1,0 +1,137 @@
+use std::io;
+use std::path::PathBuf;
+
+use rematic_trace::{Dtype, OpId};
+
+use crate::CostRule;
+
+/// Why there are no costs, or no device to compute them for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CostError {
+    /// No device has this name.
+    #[error(
+        "there is no device `{name}` among the {known} known ones; {} `rematic devices` lists them all",
+        did_you_mean(.suggestions)
+    )]
+    UnknownDevice {
+        /// The name that was asked for.
+        name: String,
+        /// The names that come nearest, best first.
+        suggestions: Vec<String>,
+        /// How many devices there are.
+        known: usize,
+    },
+    /// A device file cannot be read.
+    #[error("cannot read the device file {}: {source}; check the path after --device-file", .path.display())]
+    DeviceFile {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A device file is not TOML.
+    #[error("{file} is not valid TOML; correct it here:\n{source}")]
+    NotToml {
+        /// The file.
+        file: String,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// A device file has no device.
+    #[error("{file} has no device; begin one with [[device]] and its `name`")]
+    NoDevice {
+        /// The file.
+        file: String,
+    },
+    /// Something beside the devices in a device file.
+    #[error("{file}: unknown table `{found}`; a device file holds only [[device]] tables")]
+    UnknownTable {
+        /// The file.
+        file: String,
+        /// Its name.
+        found: String,
+    },
+    /// A field of a device has a value that it cannot have.
+    #[error("{file}: device {device}: `{field}` is {found}; write {needed}")]
+    BadField {
+        /// The file.
+        file: String,
+        /// The device's name, or its position where it has none.
+        device: String,
+        /// The field.
+        field: String,
+        /// What stands there.
+        found: String,
+        /// What may stand there.
+        needed: &'static str,
+    },
+    /// A field that every device needs is not there.
+    #[error("{file}: device {device}: `{field}` is missing; add {needed}")]
+    MissingField {
+        /// The file.
+        file: String,
+        /// The device's name, or its position where it has none.
+        device: String,
+        /// The field.
+        field: String,
+        /// What may stand there.
+        needed: &'static str,
+    },
+    /// A field that no device has, most likely a misspelt one.
+    #[error("{file}: device {device}: unknown field `{field}`; the fields are {}", .known.join(", "))]
+    UnknownField {
+        /// The file.
+        file: String,
+        /// The device's name, or its position where it has none.
+        device: String,
+        /// The field.
+        field: String,
+        /// The fields that there are.
+        known: &'static [&'static str],
+    },
+    /// One file describes a device twice.
+    #[error("{file}: device `{device}` is there twice; remove or rename one")]
+    DuplicateDevice {
+        /// The file.
+        file: String,
+        /// The device.
+        device: String,
+    },
+    /// The `torch` rule was asked for on a device that torch has no numbers for.
+    #[error(
+        "torch 2.15's data sheet does not know {device}, so the torch rule has no rates for it; \
+         use the physical rule, or one of {}", .known.join(", ")
+    )]
+    NotInTorchDatasheet {
+        /// The device.
+        device: String,
+        /// The built-in devices that it knows.
+        known: Vec<String>,
+    },
+    /// An operator multiplies in a type that the device has no rate for.
+    #[error(
+        "op {op} ({name}) multiplies in {dtype}, but {device} has no {dtype} rate under the {rule} rule; \
+         train in another type, or give the device that rate with --device-file"
+    )]
+    NoRate {
+        /// The operator.
+        op: OpId,
+        /// Its name.
+        name: String,
+        /// The type that it multiplies in.
+        dtype: Dtype,
+        /// The device.
+        device: String,
+        /// The rule.
+        rule: CostRule,
+    },
+}
+
+fn did_you_mean(suggestions: &[String]) -> String {
+    match suggestions {
+        [] => "no name comes near it;".to_owned(),
+        [only] => format!("did you mean {only}?"),
+        [rest @ .., last] => format!("did you mean {} or {last}?", rest.join(", ")),
+    }
+}
