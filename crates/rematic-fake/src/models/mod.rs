@@ -253,9 +253,9 @@ impl Model {
     }
 }
 
-/// The first output of the Hugging Face models.
-fn loss_of(outputs: &Vec<Tensor>) -> Tensor {
-    outputs[0].clone()
+/// The first output of the Hugging Face models; the second is the logits.
+fn loss_of((loss, _): &(Tensor, Tensor)) -> Tensor {
+    loss.clone()
 }
 
 fn out_of_range(name: &str, value: impl std::fmt::Display, rule: &str) -> FakeError {
