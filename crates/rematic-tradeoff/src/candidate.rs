@@ -35,6 +35,34 @@ pub struct Candidate {
     pub rebuilt: Bytes,
 }
 
+impl Candidate {
+    /// The same region if it may only be recomputed as a whole.
+    #[must_use]
+    pub fn whole(mut self) -> Self {
+        self.fixed_time += self.items.iter().map(|item| item.time).sum();
+        self.items.clear();
+        self
+    }
+
+    /// Equal for regions that have the same choices: equal layers.
+    #[must_use]
+    pub fn signature(&self) -> Vec<u64> {
+        let mut signature = vec![
+            self.held_by_autograd.0,
+            self.droppable.0,
+            self.rebuilt.0,
+            self.fixed_time.0.to_bits(),
+            self.always_saved.len() as u64,
+        ];
+        signature.extend(self.always_saved.iter().map(|op| *op as u64));
+        for item in &self.items {
+            signature.extend([item.ops.len() as u64, item.bytes.0, item.time.0.to_bits()]);
+            signature.extend(item.ops.iter().map(|op| *op as u64));
+        }
+        signature
+    }
+}
+
 /// Looks at the regions of one step.
 pub struct Candidates<'a> {
     trace: &'a StepTrace,
@@ -131,11 +159,11 @@ impl Inside<'_> {
         }
         let mut groups: Vec<(Vec<usize>, bool)> = Vec::new();
         let mut place: Vec<Option<usize>> = vec![None; group_of.len()];
-        for at in 0..group_of.len() {
+        for (at, &must) in forced.iter().enumerate() {
             let id = OpId::new(start + at);
             let op = self.trace.op(id);
             let head = find(&mut group_of, at);
-            let alone = head == at && !forced[at];
+            let alone = head == at && !must;
             if op.flags.view || op.flags.host || alone && !self.region.reaches(id) && !op.flags.random {
                 continue;
             }
@@ -144,7 +172,7 @@ impl Inside<'_> {
                 groups.len() - 1
             });
             groups[index].0.push(at);
-            groups[index].1 |= forced[at];
+            groups[index].1 |= must;
         }
         groups
     }

@@ -157,6 +157,12 @@ impl Frontier {
         items
     }
 
+    /// The highest time per byte of any item.
+    #[must_use]
+    pub fn steepest(&self) -> f64 {
+        self.steps.last().map_or(0.0, |step| step.time / step.freed.max(1) as f64)
+    }
+
     /// The least of `time - rate * freed` over all policies, fractional ones included: what the region can contribute to
     /// a Lagrangian bound.
     #[must_use]
