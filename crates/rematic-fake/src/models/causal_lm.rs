@@ -77,9 +77,12 @@ pub(super) fn position_ids(tape: &Tape, seq: u64) -> Tensor {
     shifted.unsqueeze(0)
 }
 
-/// What building the causal mask leaves to see when no mask is needed: the positions, expanded over the batch.
+/// What building the causal mask leaves to see when no mask is needed: the positions, expanded over the batch unless
+/// they have its extent already.
 pub(super) fn skip_causal_mask(positions: &Tensor, batch: u64) {
-    drop(positions.expand(&[batch, positions.size(1)]));
+    if positions.size(0) != batch {
+        drop(positions.expand(&[batch, positions.size(1)]));
+    }
 }
 
 /// `ForCausalLMLoss`: cross-entropy in fp32 of every position against the next token.

@@ -235,14 +235,14 @@ impl SelfAttention {
         self.scope.call(&[], || {
             let (batch, seq) = (input.size(0), input.size(1));
             let heads_of = |projection: &Linear, heads: u64, norm: Option<&RmsNorm>| {
-                let split = {
+                let mut split = {
                     let projected = projection.forward(input);
                     projected.view(&[batch, seq, heads, self.head_dim])
                 };
-                match norm {
-                    Some(norm) => norm.forward(&split).transpose(1, 2),
-                    None => split.transpose(1, 2),
+                if let Some(norm) = norm {
+                    split = norm.forward(&split);
                 }
+                split.transpose(1, 2)
             };
             let mut queries = heads_of(&self.q_proj, self.heads, self.norms.as_ref().map(|norms| &norms.0));
             let mut keys = heads_of(&self.k_proj, self.key_heads, self.norms.as_ref().map(|norms| &norms.1));

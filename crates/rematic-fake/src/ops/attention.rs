@@ -107,29 +107,28 @@ impl Attention {
     /// The decomposition that PyTorch runs where no fused kernel applies.
     fn math(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
         let dtype = query.dtype();
-        // Half precision is computed in single.
-        let (query, mut key, mut value) = (query.to(Dtype::F32), key.to(Dtype::F32), value.to(Dtype::F32));
+        // Half precision is computed in single. What is derived from the operands does not replace them: all live to
+        // the end.
+        let (query, key, value) = (query.to(Dtype::F32), key.to(Dtype::F32), value.to(Dtype::F32));
         let scaled = query.scale();
         let mask = causal_mask(&scaled, key.size(2));
-        let group = scaled.size(1) / key.size(1);
-        if group > 1 {
-            key = key.repeat_heads(group);
-            value = value.repeat_heads(group);
-        }
+        let group = query.size(1) / key.size(1);
+        let (all_keys, all_values) =
+            if group > 1 { (key.repeat_heads(group), value.repeat_heads(group)) } else { (key.clone(), value.clone()) };
         let mut weights = {
             let flipped = {
-                let transposed = key.transpose(-2, -1);
+                let transposed = all_keys.transpose(-2, -1);
                 transposed.scale()
             };
             scaled.batched_matmul(&flipped)
         };
+        // In place where no dispatch mode looks on. The peak is the same: the next operator holds two of them as well.
         weights = weights.add(&mask);
         weights = weights.safe_softmax();
         weights = weights.dropout(self.dropout);
-        // The weights are returned too, in the input's type; nothing keeps them.
-        let returned = weights.to(dtype);
-        drop(returned);
-        let result = weights.batched_matmul(&value);
+        // The weights are returned too, in the input's type: made before the result, and dropped by the caller.
+        let _returned = weights.to(dtype);
+        let result = weights.batched_matmul(&all_values);
         result.to(dtype)
     }
 }
