@@ -158,15 +158,15 @@ impl<'a> Comparison<'a> {
     }
 
     /// The time that torch charges for Adam's step counters, as if the device read them. They are fp32 numbers in host
-    /// memory, which a trace does not hold: a list of them plus the number 1, and each of them twice for the bias
-    /// corrections.
+    /// memory, which a trace does not hold: all of them plus the number 1, which is of torch's default type, and each of
+    /// them twice for the bias corrections.
     fn host_time(&self) -> Millis {
         const COUNTER: u64 = 4;
         let count = |name| self.trace.ops().iter().filter(|op| self.trace.op_name(op) == name).count() as u64;
         let reads = count("_local_scalar_dense.default");
-        let increments = if reads > 0 { reads / 2 + 1 } else { 0 };
+        let one = if reads > 0 { self.said.default_dtype().size() } else { 0 };
         let sheet = Device::find(DEVICE).unwrap().torch_datasheet.unwrap();
-        sheet.dram.time(Bytes((reads + increments) * COUNTER))
+        sheet.dram.time(Bytes((reads + reads / 2) * COUNTER + one))
     }
 
     fn module_stats(&self, ours: &ModuleStats, said: &StatsSaid, stats: &StepStats) -> Outcome {

@@ -148,12 +148,7 @@ impl Fixture {
         let options = Options {
             batch: Some(setup.batch),
             seq: Some(setup.seq),
-            dtype: Some(match setup.dtype.as_str() {
-                "fp32" => Dtype::F32,
-                "bf16" => Dtype::Bf16,
-                "fp16" => Dtype::F16,
-                other => panic!("unknown type {other}"),
-            }),
+            dtype: Some(self.default_dtype()),
             optimizer: Some(setup.optimizer.parse().unwrap()),
             attention: Some(setup.attention.parse().unwrap()),
             layers: setup.layers,
@@ -163,6 +158,16 @@ impl Fixture {
             vocab: setup.vocab,
         };
         model.and_then(|model| model.with(&options)).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The type of the parameters, which the oracle makes torch's default.
+    pub(crate) fn default_dtype(&self) -> Dtype {
+        match self.setup.dtype.as_str() {
+            "fp32" => Dtype::F32,
+            "bf16" => Dtype::Bf16,
+            "fp16" => Dtype::F16,
+            other => panic!("unknown type {other}"),
+        }
     }
 
     pub(crate) fn timeline(&self) -> Vec<OpSaid> {
