@@ -55,6 +55,22 @@ LIBRARY = torch.library.Library("aten", "IMPL")
 LIBRARY.impl("dropout", dropout_as_on_cuda, "AutogradMeta")
 
 
+# `mem_eff_alignment` in ATen/native/transformers/attention.cpp
+BIAS_ALIGNMENT = 8
+
+
+def bias_as_on_cuda(mask, q, k):
+    """What `at::scaled_dot_product_attention` makes of a boolean mask before it calls the memory-efficient kernel:
+    a bias of the queries' type, whose rows begin at multiples of BIAS_ALIGNMENT elements."""
+    assert mask.dtype == torch.bool
+    bias = torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=q.dtype, device=mask.device))
+    aligned = bias  # `bias` lives until the kernel is called, as there
+    if any(stride % BIAS_ALIGNMENT for stride in bias.stride()[:-1]) or bias.stride(-1) != 1:
+        keys = bias.size(-1)
+        aligned = torch.nn.functional.pad(bias, (0, BIAS_ALIGNMENT - keys % BIAS_ALIGNMENT))[..., :keys]
+    return aligned.expand(q.size(0), q.size(1), q.size(2), k.size(2))
+
+
 class CudaDispatch(TorchFunctionMode):
     """On meta, attention always takes the math kernel.  Route it to CUDA's choice, or to the one that is asked for."""
 
@@ -77,15 +93,18 @@ class CudaDispatch(TorchFunctionMode):
             else:
                 kernel = "math" if enable_gqa else "efficient"
         if kernel == "flash":
+            assert attn_mask is None, "flash takes no mask"
             return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
         if kernel == "efficient":
             assert not enable_gqa, "the memory-efficient kernel takes no grouped heads"
+            attn_mask = None if attn_mask is None else bias_as_on_cuda(attn_mask, q, k)
             return aten._scaled_dot_product_efficient_attention(
                 q, k, v, attn_mask, q.requires_grad, dropout_p, is_causal, scale=scale
             )[0]
-        return aten._scaled_dot_product_attention_math(
+        # On meta this is always the math kernel.
+        return torch._C._nn.scaled_dot_product_attention(
             q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        )
 
     def dropout(self, input, p=0.5, training=True, inplace=False):
         return dropout_as_on_cuda(input, p, training)

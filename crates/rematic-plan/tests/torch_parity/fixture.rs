@@ -115,21 +115,23 @@ pub(crate) struct OpSaid {
     pub(crate) total: u64,
 }
 
-fn golden() -> PathBuf {
+/// Where the fixtures of the repository are.
+pub(crate) fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
 impl Fixture {
-    pub(crate) fn all_names() -> BTreeSet<String> {
-        fs::read_dir(golden())
-            .expect("tests/golden is there")
+    /// The fixtures in a directory.
+    pub(crate) fn names_in(directory: &Path) -> BTreeSet<String> {
+        fs::read_dir(directory)
+            .unwrap_or_else(|error| panic!("{}: {error}", directory.display()))
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .map(|file| file.strip_suffix(".json.zst").unwrap_or_else(|| panic!("what is {file}?")).to_owned())
             .collect()
     }
 
-    pub(crate) fn read(name: &str) -> Fixture {
-        let path = golden().join(format!("{name}.json.zst"));
+    pub(crate) fn read_from(directory: &Path, name: &str) -> Fixture {
+        let path = directory.join(format!("{name}.json.zst"));
         let packed = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let text = zstd::decode_all(packed.as_slice()).unwrap();
         let fixture: Fixture = serde_json::from_slice(&text).unwrap();

@@ -21,7 +21,7 @@ macro_rules! steps {
         $(
             #[test]
             fn $test() {
-                let fixture = Fixture::read($name);
+                let fixture = Fixture::read_from(&fixture::golden(), $name);
                 if let Err(difference) = Comparison::new(&fixture).run() {
                     panic!("{}: {difference}", $name);
                 }
@@ -32,9 +32,26 @@ macro_rules! steps {
 
 #[test]
 fn every_fixture_is_compared() {
-    let files: BTreeSet<String> = Fixture::all_names();
+    let files: BTreeSet<String> = Fixture::names_in(&fixture::golden());
     let names: BTreeSet<String> = NAMES.iter().map(|name| (*name).to_owned()).collect();
     assert_eq!(files, names);
+}
+
+/// Random steps that `make_golden.py --random` has written to `$REMATIC_FIXTURES`; not part of the usual run, because
+/// they need torch.
+#[test]
+#[ignore = "needs fixtures from make_golden.py --random"]
+fn random_steps() {
+    let directory = std::env::var("REMATIC_FIXTURES").expect("set REMATIC_FIXTURES to a directory of fixtures");
+    let names = Fixture::names_in(directory.as_ref());
+    assert!(!names.is_empty(), "{directory} has no fixtures");
+    let different: Vec<String> = (names.iter())
+        .filter_map(|name| {
+            let fixture = Fixture::read_from(directory.as_ref(), name);
+            Comparison::new(&fixture).run().err().map(|difference| format!("{name}: {difference}"))
+        })
+        .collect();
+    assert!(different.is_empty(), "{} of {} differ\n{}", different.len(), names.len(), different.join("\n"));
 }
 
 steps! {
@@ -50,6 +67,7 @@ steps! {
     gpt2_inner_gelu: "gpt2-inner-gelu",
     gpt2_math: "gpt2-math",
     gpt2_relu_one_head: "gpt2-relu-one-head",
+    gpt2_seq_1_math: "gpt2-seq-1-math",
     gpt2_silu_untied: "gpt2-silu-untied",
     gpt2_small: "gpt2-small",
     llama_bf16: "llama-bf16",
@@ -67,17 +85,29 @@ steps! {
     llama_grouped_dropout: "llama-grouped-dropout",
     llama_head_dim_dropout: "llama-head-dim-dropout",
     llama_rope_llama3: "llama-rope-llama3",
+    llama_seq_1_math: "llama-seq-1-math",
     llama_tiny: "llama-tiny",
     mistral_batch_1: "mistral-batch-1",
     mistral_bf16: "mistral-bf16",
     mistral_fp32_below_window: "mistral-fp32-below-window",
+    mistral_window_bf16_grouped: "mistral-window-bf16-grouped",
+    mistral_window_bf16_math_batch_1: "mistral-window-bf16-math-batch-1",
+    mistral_window_equals_seq: "mistral-window-equals-seq",
+    mistral_window_fp32: "mistral-window-fp32",
+    mistral_window_math: "mistral-window-math",
+    mistral_window_odd_batch_1: "mistral-window-odd-batch-1",
+    mistral_window_one_key_head: "mistral-window-one-key-head",
     qwen2_bf16: "qwen2-bf16",
     qwen2_fp32_grouped_batch_1: "qwen2-fp32-grouped-batch-1",
     qwen2_fp32_tied: "qwen2-fp32-tied",
+    qwen2_window_all_layers_above_seq: "qwen2-window-all-layers-above-seq",
+    qwen2_window_no_layers: "qwen2-window-no-layers",
+    qwen2_window_some_layers: "qwen2-window-some-layers",
     qwen3_bf16: "qwen3-bf16",
     qwen3_bf16_batch_1_tied: "qwen3-bf16-batch-1-tied",
     qwen3_fp32: "qwen3-fp32",
     qwen3_fp32_batch_1: "qwen3-fp32-batch-1",
+    qwen3_window_layer_types: "qwen3-window-layer-types",
     seed_adamw: "seed-adamw",
     seed_batch_1: "seed-batch-1",
     seed_bf16: "seed-bf16",
@@ -92,6 +122,7 @@ steps! {
     seed_odd: "seed-odd",
     seed_one_layer_one_head: "seed-one-layer-one-head",
     seed_seq_1: "seed-seq-1",
+    seed_seq_1_math: "seed-seq-1-math",
     seed_sgd: "seed-sgd",
     seed_sgd_momentum: "seed-sgd-momentum",
     seed_small: "seed-small",
