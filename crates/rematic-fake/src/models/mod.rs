@@ -230,19 +230,19 @@ impl Model {
             Architecture::Gpt2(config) => {
                 let model = Gpt2LmHeadModel::new(&tape, config, self.dtype, self.attention);
                 let tokens = tape.input(Dtype::I64, &tokens);
-                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), loss_of)
+                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), |outputs| loss_of(outputs))
             }
             Architecture::Llama(config) => {
                 let model = LlamaForCausalLm::new(&tape, config, self.dtype, self.attention);
                 let tokens = tape.input(Dtype::I64, &tokens);
-                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), loss_of)
+                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), |outputs| loss_of(outputs))
             }
         }
     }
 }
 
 /// The first output of the Hugging Face models.
-fn loss_of(outputs: &Vec<Tensor>) -> Tensor {
+fn loss_of(outputs: &[Tensor]) -> Tensor {
     outputs[0].clone()
 }
 

@@ -83,7 +83,7 @@ impl Attention {
             && query.size(0) == key.size(0)
             && query.size(3) == key.size(3)
             && key.size(1) > 0
-            && query.size(1) % key.size(1) == 0;
+            && query.size(1).is_multiple_of(key.size(1));
         if !fits {
             query.tape().fail(FakeError::Shape {
                 op: "scaled_dot_product_attention",

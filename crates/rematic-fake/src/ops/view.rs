@@ -198,7 +198,7 @@ impl Tensor {
     pub fn split(&self, size: u64, dim: isize) -> Vec<Tensor> {
         let axis = self.axis(dim);
         let extent = self.size(dim);
-        if size == 0 || extent % size != 0 || axis >= self.shape().len() {
+        if size == 0 || !extent.is_multiple_of(size) || axis >= self.shape().len() {
             let _ = self.misfit("split.Tensor", "the pieces must divide the dimension");
             return Vec::new();
         }
