@@ -162,6 +162,17 @@ impl Fixture {
         model.and_then(|model| model.with(&options)).unwrap_or_else(|error| panic!("{error}"))
     }
 
+    /// Whether RuntimeEstimator takes the step.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.default_dtype() == Dtype::F32 || self.setup.attention == "math"
+    }
+
+    /// Whether every module has a backward, as `aggregate_stats` takes for granted.
+    pub(crate) fn all_have_backward(&self) -> bool {
+        let beginning = STATES.iter().position(|state| *state == "Pre-Backward").unwrap();
+        self.modules.values().all(|module| module.snapshots[beginning].is_some())
+    }
+
     /// The type of the parameters, which the oracle makes torch's default.
     pub(crate) fn default_dtype(&self) -> Dtype {
         match self.setup.dtype.as_str() {

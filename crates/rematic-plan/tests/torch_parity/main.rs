@@ -37,6 +37,20 @@ fn every_fixture_is_compared() {
     assert_eq!(files, names);
 }
 
+/// A fixture that lost a part would pass without a look at it.
+#[test]
+fn fixtures_say_all_that_torch_can() {
+    for name in NAMES {
+        let fixture = Fixture::read_from(&fixture::golden(), name);
+        let (timed, all_have_backward) = (fixture.is_timed(), fixture.all_have_backward());
+        // The reference oracle wrote no order where it ran MemTracker alone.
+        assert_eq!(fixture.order.is_some(), *name != "llama-tiny", "order of {name}");
+        assert_eq!(fixture.runtime_ms.is_some(), timed, "runtime_ms of {name}");
+        assert_eq!(fixture.mod_stats.is_some(), timed && all_have_backward, "mod_stats of {name}");
+        assert_eq!(fixture.baseline.is_some(), timed && all_have_backward, "baseline of {name}");
+    }
+}
+
 /// Random steps that `make_golden.py --random` has written to `$REMATIC_FIXTURES`; not part of the usual run, because
 /// they need torch.
 #[test]
