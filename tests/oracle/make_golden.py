@@ -5,7 +5,7 @@ r"""Writes what torch's tools say about many steps as fixtures for the Rust test
     python make_golden.py gpt2-bf16 llama-*   # those whose names match
     python make_golden.py --convert DIR       # the three dumps of the reference oracle (oracle/golden), not recomputed
     python make_golden.py --check DIR         # that this oracle says of those three steps what the dumps say
-    python make_golden.py --random 200 --out DIR && REMATIC_FIXTURES=DIR cargo test -p rematic-plan \\
+    python make_golden.py --random 200 --out DIR && REMATIC_FIXTURES=DIR cargo test -p rematic-plan \
         --test torch_parity -- --ignored      # steps that nobody chose
 
 A fixture is JSON under zstd:
