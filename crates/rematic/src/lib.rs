@@ -1,2 +1,37 @@
-//! Plans the memory of deep-learning training.
-pub use rematic_trace as trace;
+//! Rematic plans the memory of deep-learning training.
+//!
+//! Give it a model; without a GPU it traces one training step, and says how much memory and time it takes, where the
+//! memory peaks, and why. Data flow one way, each stage has a type that can be looked at:
+//!
+//! ```
+//! use rematic::{Allocator, CostRule, Costs, Device, Options, Source, StepStats, Timeline};
+//!
+//! let trace = Source::open("seed-transformer")?.trace(&Options::default())?;
+//! let timeline = Timeline::replay(&trace, Allocator::Cuda);
+//! let costs = Costs::new(&trace, &Device::find("a100-80")?, CostRule::Physical)?;
+//! let stats = StepStats::new(&trace, &timeline, &costs);
+//!
+//! assert_eq!(timeline.peak().total().to_string(), "2.50 GiB");
+//! assert_eq!(stats.modules[0].fqn, "Transformer");
+//! # Ok::<(), rematic::Error>(())
+//! ```
+
+mod error;
+mod source;
+
+pub use error::Error;
+pub use rematic_cost::{CostError, CostRule, Costs, Device, Devices};
+pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
+pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
+pub use rematic_memory::{Allocator, Timeline};
+pub use rematic_plan::{Baseline, ModuleStats, StepStats};
+pub use rematic_report::{StatsReport, Style, devices_json, devices_text, models_json, models_text};
+pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
+pub use source::Source;
+
+/// Write a model of your own: tensors, modules, and the step.
+pub mod fake {
+    pub use rematic_fake::{
+        ArangeOverload, Attention, AttentionKernel, Dtype, FakeError, Optimizer, Step, Tape, Tensor, nn,
+    };
+}

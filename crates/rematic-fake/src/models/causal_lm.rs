@@ -161,9 +161,9 @@ pub(super) fn causal_lm_loss(logits: &Tensor, labels: &Tensor) -> Tensor {
 }
 
 /// The last hidden states through the output layer, and the loss.
-pub(super) fn lm_outputs(hidden: &Tensor, lm_head: &crate::nn::Linear, labels: &Tensor) -> Vec<Tensor> {
+pub(super) fn lm_outputs(hidden: &Tensor, lm_head: &crate::nn::Linear, labels: &Tensor) -> (Tensor, Tensor) {
     let hidden = hidden.alias();
     let logits = lm_head.forward(&hidden);
     let loss = causal_lm_loss(&logits, labels);
-    vec![loss, logits]
+    (loss, logits)
 }

@@ -41,7 +41,7 @@ impl Gpt2LmHeadModel {
     }
 
     /// Loss and logits; the tokens are their own labels.
-    pub(super) fn forward(&self, tokens: &Tensor) -> Vec<Tensor> {
+    pub(super) fn forward(&self, tokens: &Tensor) -> (Tensor, Tensor) {
         self.scope.call(&[], || {
             let hidden = self.transformer.forward(tokens);
             causal_lm::lm_outputs(&hidden, &self.lm_head, tokens)

@@ -103,7 +103,7 @@ impl LlamaForCausalLm {
     }
 
     /// Loss and logits; the tokens are their own labels.
-    pub(super) fn forward(&self, tokens: &Tensor) -> Vec<Tensor> {
+    pub(super) fn forward(&self, tokens: &Tensor) -> (Tensor, Tensor) {
         self.scope.call(&[], || {
             let hidden = self.model.forward(tokens);
             causal_lm::lm_outputs(&hidden, &self.lm_head, tokens)

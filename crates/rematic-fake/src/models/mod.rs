@@ -230,20 +230,20 @@ impl Model {
             Architecture::Gpt2(config) => {
                 let model = Gpt2LmHeadModel::new(&tape, config, self.dtype, self.attention);
                 let tokens = tape.input(Dtype::I64, &tokens);
-                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), |outputs| loss_of(outputs))
+                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), loss_of)
             }
             Architecture::Llama(config) => {
                 let model = LlamaForCausalLm::new(&tape, config, self.dtype, self.attention);
                 let tokens = tape.input(Dtype::I64, &tokens);
-                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), |outputs| loss_of(outputs))
+                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), loss_of)
             }
         }
     }
 }
 
-/// The first output of the Hugging Face models.
-fn loss_of(outputs: &[Tensor]) -> Tensor {
-    outputs[0].clone()
+/// The first output of the Hugging Face models; the second is the logits.
+fn loss_of((loss, _): &(Tensor, Tensor)) -> Tensor {
+    loss.clone()
 }
 
 fn out_of_range(name: &str, value: impl std::fmt::Display, rule: &str) -> FakeError {

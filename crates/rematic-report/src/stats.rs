@@ -1,0 +1,359 @@
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use rematic_cost::{Costs, Device};
+use rematic_memory::{Resident, Timeline};
+use rematic_plan::{Baseline, ModuleStats, StepStats};
+use rematic_trace::{Bytes, Category, ModuleId, Op, Phase, StepTrace};
+use serde::Serialize;
+
+use crate::style::{Style, lines};
+
+/// How many of the largest storages, and of the heaviest modules, the text shows.
+const ROWS: usize = 9;
+/// Length of the longest bar.
+const BAR: usize = 24;
+
+/// Everything that `rematic stats` says about a step.
+#[derive(Clone, Copy)]
+pub struct StatsReport<'a> {
+    /// The step.
+    pub trace: &'a StepTrace,
+    /// Its memory.
+    pub timeline: &'a Timeline,
+    /// Its time.
+    pub costs: &'a Costs,
+    /// Its modules.
+    pub stats: &'a StepStats,
+    /// The device that the time is for.
+    pub device: &'a Device,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    baseline: Baseline,
+    peak: JsonPeak<'a>,
+    order: JsonOrder,
+    modules: &'a [ModuleStats],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeline: Option<Vec<JsonMoment<'a>>>,
+}
+
+#[derive(Serialize)]
+struct JsonPeak<'a> {
+    total: Bytes,
+    parameter: Bytes,
+    buffer: Bytes,
+    gradient: Bytes,
+    activation: Bytes,
+    temp: Bytes,
+    optimizer: Bytes,
+    other: Bytes,
+    at: JsonPlace<'a>,
+}
+
+/// All three are null if the peak is where the step begins.
+#[derive(Serialize)]
+struct JsonPlace<'a> {
+    op: Option<&'a str>,
+    module: Option<String>,
+    phase: Option<Phase>,
+}
+
+#[derive(Serialize)]
+struct JsonOrder {
+    fw_pre_order: Vec<String>,
+    fw_post_order: Vec<String>,
+    bw_pre_order: Vec<String>,
+    bw_post_order: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct JsonMoment<'a> {
+    op: &'a str,
+    phase: Phase,
+    module: Option<&'a str>,
+    total: Bytes,
+}
+
+impl StatsReport<'_> {
+    /// One JSON document, indented, with a line break at the end.
+    #[must_use]
+    pub fn json(&self, with_timeline: bool) -> String {
+        let paths = self.paths();
+        let peak = self.timeline.peak();
+        let names = |modules: &[ModuleId]| modules.iter().map(|module| paths[module.index()].clone()).collect();
+        let orders = &self.stats.orders;
+        let document = Json {
+            baseline: self.stats.baseline,
+            peak: JsonPeak {
+                total: peak.snapshot.total(),
+                parameter: peak.snapshot[Category::Parameter],
+                buffer: peak.snapshot[Category::Buffer],
+                gradient: peak.snapshot[Category::Gradient],
+                activation: peak.snapshot[Category::Activation],
+                temp: peak.snapshot[Category::Temp],
+                optimizer: peak.snapshot[Category::Optimizer],
+                other: peak.snapshot[Category::Other],
+                at: JsonPlace {
+                    op: peak.at.map(|at| self.trace.op_name(self.trace.op(at.op))),
+                    module: peak.at.and_then(|at| at.module).map(|module| paths[module.index()].clone()),
+                    phase: peak.at.map(|at| at.phase),
+                },
+            },
+            order: JsonOrder {
+                fw_pre_order: names(&orders.fw_pre),
+                fw_post_order: names(&orders.fw_post),
+                bw_pre_order: names(&orders.bw_pre),
+                bw_post_order: names(&orders.bw_post),
+            },
+            modules: &self.stats.modules,
+            timeline: with_timeline.then(|| self.moments(&paths)),
+        };
+        // Only maps with other than text keys can fail, and there are none.
+        serde_json::to_string_pretty(&document).unwrap_or_default() + "\n"
+    }
+
+    fn paths(&self) -> Vec<String> {
+        (0..self.trace.modules().len()).map(|module| self.trace.path(ModuleId::new(module))).collect()
+    }
+
+    fn moments<'p>(&'p self, paths: &'p [String]) -> Vec<JsonMoment<'p>> {
+        let moment = |(op, total): (&'p Op, &Bytes)| JsonMoment {
+            op: self.trace.op_name(op),
+            phase: op.phase,
+            module: self.trace.module_of(op).map(|module| paths[module.index()].as_str()),
+            total: *total,
+        };
+        self.trace.ops().iter().zip(self.timeline.totals()).map(moment).collect()
+    }
+
+    /// A summary for people.
+    #[must_use]
+    pub fn text(&self, style: Style) -> String {
+        let mut text = self.heading(style);
+        text += &self.peak(style);
+        text += &self.residents(style);
+        text += &self.time(style);
+        text += &self.heaviest(style);
+        text
+    }
+
+    fn heading(&self, style: Style) -> String {
+        let facts: Vec<String> = self.trace.facts.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        let mut text = style.strong(&self.trace.model);
+        if !facts.is_empty() {
+            text += &style.quiet(&format!("  {}", facts.join(", ")));
+        }
+        let parameters: u64 = self.parameter_count();
+        let _ = writeln!(
+            text,
+            "\n{} operators, {} modules, {} parameters\n",
+            self.trace.ops().len(),
+            self.stats.modules.len(),
+            thousands(parameters)
+        );
+        text
+    }
+
+    /// Elements of all parameters; tied ones count once.
+    fn parameter_count(&self) -> u64 {
+        let mut parameters: Vec<_> =
+            self.trace.modules().iter().flat_map(|module| &module.parameters).map(|p| (p.storage, p.layout)).collect();
+        parameters.sort_unstable();
+        parameters.dedup_by_key(|(storage, _)| *storage);
+        parameters.iter().map(|(_, layout)| self.trace.layouts()[layout.index()].elements()).sum()
+    }
+
+    fn peak(&self, style: Style) -> String {
+        let peak = self.timeline.peak();
+        let total = peak.snapshot.total();
+        let place = match peak.at {
+            None => "before the first operator".to_owned(),
+            Some(at) => {
+                let module = at.module.map_or_else(String::new, |module| format!(" in {}", self.trace.path(module)));
+                format!("at {}{module} ({})", short(self.trace.op_name(self.trace.op(at.op))), at.phase)
+            }
+        };
+        let mut text = format!("{} {place}\n", style.strong(&format!("Peak {total}")));
+        let mut table = style.table(&[], &[]);
+        let mut categories: Vec<(Category, Bytes)> = peak.snapshot.iter().filter(|(_, bytes)| bytes.0 > 0).collect();
+        categories.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        for (category, bytes) in categories {
+            let share = bytes.0 as f64 / total.0.max(1) as f64;
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a short bar")]
+            let bar = "█".repeat((share * BAR as f64).round() as usize);
+            table.add_row([
+                category.to_string(),
+                format!("{bytes:>11}"),
+                format!("{:>5.1} %", share * 100.0),
+                style.accent(&bar),
+            ]);
+        }
+        text += &lines(&table);
+        text.push('\n');
+        text
+    }
+
+    fn residents(&self, style: Style) -> String {
+        let mut groups: Vec<Group> = Vec::new();
+        let mut at = HashMap::new();
+        for resident in self.timeline.alive_at_peak(self.trace, usize::MAX) {
+            let key = [
+                resident.category.to_string(),
+                match (resident.birth, resident.category) {
+                    (Some(op), _) => short(self.trace.op_name(self.trace.op(op))).to_owned(),
+                    (None, Category::Activation) => "the previous step".to_owned(),
+                    (None, _) => "before the step".to_owned(),
+                },
+                resident.module.map_or_else(String::new, |module| any_layer(&self.trace.path(module))),
+                self.holders(&resident),
+            ];
+            let index = *at.entry(key.clone()).or_insert_with(|| {
+                groups.push(Group { key, count: 0, total: Bytes(0) });
+                groups.len() - 1
+            });
+            groups[index].count += 1;
+            groups[index].total += resident.bytes;
+        }
+        groups.sort_by_key(|group| std::cmp::Reverse(group.total));
+        let mut table = style.table(&["largest there", "", "category", "made by", "in", "held by"], &[0, 1]);
+        for group in groups.iter().take(ROWS) {
+            let [category, made_by, module, held_by] = group.key.clone();
+            let count = if group.count > 1 { format!("{}×", group.count) } else { String::new() };
+            table.add_row([group.total.to_string(), count, category, made_by, module, held_by]);
+        }
+        lines(&table) + "\n"
+    }
+
+    fn holders(&self, resident: &Resident) -> String {
+        let saved = resident.saved_by.first().map(|op| {
+            let more = match resident.saved_by.len() - 1 {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            format!("autograd for {}{more}", short(self.trace.op_name(self.trace.op(*op))))
+        });
+        let owner = match resident.category {
+            Category::Parameter | Category::Buffer => "the model",
+            Category::Optimizer => "the optimizer",
+            Category::Other => "the caller",
+            _ => "a variable",
+        };
+        match (resident.held, saved) {
+            (true, Some(saved)) if resident.category == Category::Activation => format!("{owner}, {saved}"),
+            (true, _) => owner.to_owned(),
+            (false, saved) => saved.unwrap_or_else(|| "-".to_owned()),
+        }
+    }
+
+    fn time(&self, style: Style) -> String {
+        let phase = |phase| self.costs.total(phase).time;
+        let step = self.costs.step();
+        let mut text = format!(
+            "{} on {} ({} rule): forward {}, backward {}, optimizer {}; {}\n",
+            style.strong(&format!("Step {}", step.time)),
+            self.device.product,
+            self.costs.rule(),
+            phase(Phase::Forward),
+            phase(Phase::Backward),
+            phase(Phase::Optimizer),
+            step.flops,
+        );
+        let baseline = self.stats.baseline;
+        let _ = writeln!(
+            text,
+            "{}\n",
+            style.quiet(&format!(
+                "torch's baseline, without optimizer state: {} and {}",
+                baseline.peak_bytes, baseline.compute_ms
+            ))
+        );
+        text
+    }
+
+    /// The modules with children that keep the most activations; equal layers share a row.
+    fn heaviest(&self, style: Style) -> String {
+        let mut modules: Vec<&ModuleStats> = self.stats.modules.iter().filter(|module| !module.is_leaf).collect();
+        let time = |module: &ModuleStats| module.fw_runtime_per_module + module.bw_runtime_per_module;
+        modules.sort_by(|a, b| b.act_fw_per_module.cmp(&a.act_fw_per_module).then(time(b).0.total_cmp(&time(a).0)));
+        let mut rows: Vec<([String; 5], usize)> = Vec::new();
+        let mut at = HashMap::new();
+        for module in modules {
+            let row = [
+                any_layer(&module.fqn),
+                module.param_per_module.to_string(),
+                module.act_fw_per_module.to_string(),
+                module.fw_runtime_per_module.to_string(),
+                module.bw_runtime_per_module.to_string(),
+            ];
+            let index = *at.entry(row.clone()).or_insert_with(|| {
+                rows.push((row, 0));
+                rows.len() - 1
+            });
+            rows[index].1 += 1;
+        }
+        let header = ["heaviest modules, each", "", "parameters", "activations", "forward", "backward"];
+        let mut table = style.table(&header, &[1, 2, 3, 4, 5]);
+        for ([name, parameters, activations, forward, backward], count) in rows.into_iter().take(ROWS) {
+            let count = if count > 1 { format!("{count}×") } else { String::new() };
+            table.add_row([name, count, parameters, activations, forward, backward]);
+        }
+        lines(&table)
+    }
+}
+
+/// Storages that are alike but for the layer that they belong to.
+struct Group {
+    /// Category, who made it, where, who holds it.
+    key: [String; 4],
+    count: usize,
+    total: Bytes,
+}
+
+/// A module's name as it is called in code, with the positions in lists left open: `Model.layers.7.mlp` becomes
+/// `layers.*.mlp`. The root keeps its class name.
+fn any_layer(path: &str) -> String {
+    let inner = path.split_once('.').map_or(path, |(_, inner)| inner);
+    let name = |part: &str| if part.bytes().all(|byte| byte.is_ascii_digit()) { "*" } else { part }.to_owned();
+    inner.split('.').map(name).collect::<Vec<_>>().join(".")
+}
+
+/// An operator's name without the overload that most have.
+fn short(name: &str) -> &str {
+    name.strip_suffix(".default").unwrap_or(name)
+}
+
+/// 35,418,624 as "35.4 M".
+fn thousands(count: u64) -> String {
+    let mut value = count as f64;
+    let mut unit = "";
+    for larger in ["k", "M", "G", "T"] {
+        if value < 1000.0 {
+            break;
+        }
+        value /= 1000.0;
+        unit = larger;
+    }
+    if unit.is_empty() { count.to_string() } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_named_by_what_they_share() {
+        assert_eq!(any_layer("Model.layers.12.mlp"), "layers.*.mlp");
+        assert_eq!(any_layer("Model.h2.0"), "h2.*");
+        assert_eq!(any_layer("Model"), "Model");
+    }
+
+    #[test]
+    fn counts_read_well() {
+        assert_eq!(thousands(0), "0");
+        assert_eq!(thousands(999), "999");
+        assert_eq!(thousands(35_418_624), "35.4 M");
+        assert_eq!(thousands(405_000_000_000), "405.0 G");
+    }
+}

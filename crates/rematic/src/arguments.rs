@@ -1,0 +1,192 @@
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rematic::{Allocator, AttentionKernel, CostRule, Dtype, Optimizer, Options};
+
+/// Plans the memory of deep-learning training: without a GPU, says what one training step takes, and why.
+#[derive(Parser)]
+#[command(name = "rematic", version, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Verb {
+    /// Trace one training step into a file.
+    #[command(after_help = "Example: rematic trace llama-3-8b --batch 2 -o step.rmt.zst")]
+    Trace(TraceArguments),
+    /// Show the memory and time of one training step: where it peaks, and why.
+    #[command(after_help = "Example: rematic stats llama-3-8b --batch 2 --seq 8192 --device h100")]
+    Stats(StatsArguments),
+    /// List the devices that the cost model knows.
+    #[command(after_help = "Example: rematic devices --device-file my-devices.toml")]
+    Devices(DevicesArguments),
+    /// List the built-in models.
+    #[command(after_help = "Example: rematic models")]
+    Models {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Args)]
+pub(crate) struct SourceArguments {
+    /// A built-in model's name, a Hugging Face config.json, or a saved trace (.rmt, .rmt.zst).
+    #[arg(value_name = "SOURCE")]
+    pub(crate) source: String,
+    /// Sequences in the batch.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    batch: Option<u64>,
+    /// Positions in a sequence.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    seq: Option<u64>,
+    /// Type of parameters and activations.
+    #[arg(long, value_enum)]
+    dtype: Option<DtypeName>,
+    /// Optimizer, in PyTorch's foreach implementation.
+    #[arg(long, value_name = "NAME", help = "Optimizer: adam, adamw, sgd or sgd-momentum")]
+    optimizer: Option<Optimizer>,
+    /// Attention kernel.
+    #[arg(long, value_name = "KERNEL", help = "Attention kernel: auto (what CUDA picks), flash, efficient or math")]
+    attention: Option<AttentionKernel>,
+    /// Number of layers.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    layers: Option<u64>,
+    /// All dropout probabilities.
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    dropout: Option<f64>,
+    /// Width (seed-transformer only).
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    dim: Option<u64>,
+    /// Attention heads (seed-transformer only).
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    heads: Option<u64>,
+    /// Vocabulary (seed-transformer only).
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    vocab: Option<u64>,
+}
+
+impl SourceArguments {
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            batch: self.batch,
+            seq: self.seq,
+            dtype: self.dtype.map(Dtype::from),
+            optimizer: self.optimizer,
+            attention: self.attention,
+            layers: self.layers,
+            dropout: self.dropout,
+            dim: self.dim,
+            heads: self.heads,
+            vocab: self.vocab,
+        }
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct DeviceArguments {
+    /// The device that the time is for; `rematic devices` lists them.
+    #[arg(long, value_name = "NAME", default_value = "h100")]
+    pub(crate) device: String,
+    /// A file with more devices, in the format of the built-in list.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) device_file: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct TraceArguments {
+    #[command(flatten)]
+    pub(crate) source: SourceArguments,
+    /// Where to write; a name that ends in .zst compresses.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct StatsArguments {
+    #[command(flatten)]
+    pub(crate) source: SourceArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+    /// How an operator's time is estimated.
+    #[arg(long, value_enum, default_value = "physical")]
+    pub(crate) cost: CostName,
+    /// How memory is rounded.
+    #[arg(long, value_enum, default_value = "cuda")]
+    pub(crate) allocator: AllocatorName,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// With --json: also the total after every operator.
+    #[arg(long, requires = "json")]
+    pub(crate) timeline: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct DevicesArguments {
+    /// A file with more devices, in the format of the built-in list.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) device_file: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum DtypeName {
+    /// 32-bit floats
+    Fp32,
+    /// bfloat16
+    Bf16,
+    /// 16-bit floats
+    Fp16,
+}
+
+impl From<DtypeName> for Dtype {
+    fn from(name: DtypeName) -> Dtype {
+        match name {
+            DtypeName::Fp32 => Dtype::F32,
+            DtypeName::Bf16 => Dtype::Bf16,
+            DtypeName::Fp16 => Dtype::F16,
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum CostName {
+    /// Roofline with dense peaks and measured matmul efficiency
+    Physical,
+    /// What torch's RuntimeEstimator computes, for comparison with it
+    Torch,
+}
+
+impl From<CostName> for CostRule {
+    fn from(name: CostName) -> CostRule {
+        match name {
+            CostName::Physical => CostRule::Physical,
+            CostName::Torch => CostRule::Torch,
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum AllocatorName {
+    /// 512-byte blocks, as CUDA's caching allocator
+    Cuda,
+    /// As requested
+    Cpu,
+}
+
+impl From<AllocatorName> for Allocator {
+    fn from(name: AllocatorName) -> Allocator {
+        match name {
+            AllocatorName::Cuda => Allocator::Cuda,
+            AllocatorName::Cpu => Allocator::Cpu,
+        }
+    }
+}

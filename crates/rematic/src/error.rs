@@ -1,0 +1,37 @@
+use std::io;
+use std::path::PathBuf;
+
+use rematic_cost::CostError;
+use rematic_fake::FakeError;
+use rematic_trace::FileError;
+
+/// Anything that can go wrong between a source and a report.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model cannot be traced.
+    #[error(transparent)]
+    Model(#[from] FakeError),
+    /// The trace file cannot be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The device is unknown, or has no rate for the step's types.
+    #[error(transparent)]
+    Cost(#[from] CostError),
+    /// A config file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// An option that only a model takes was given with a saved trace.
+    #[error("{} is a saved trace, which has its sizes already; drop {option}, or trace the model again with it", path.display())]
+    OptionsForTrace {
+        /// The file.
+        path: PathBuf,
+        /// The option.
+        option: &'static str,
+    },
+}

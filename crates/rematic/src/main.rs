@@ -1,0 +1,112 @@
+//! The command line. Exit codes: 0 done, 2 error.
+
+mod arguments;
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use owo_colors::OwoColorize;
+use rematic::{Costs, Devices, Error, Source, StatsReport, StepStats, StepTrace, Style, Timeline};
+
+use crate::arguments::{Arguments, DevicesArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let result = match &arguments.verb {
+        Verb::Trace(arguments) => trace(arguments),
+        Verb::Stats(arguments) => stats(arguments),
+        Verb::Devices(arguments) => devices(arguments),
+        Verb::Models { json } => models(*json),
+    };
+    match result.and_then(|text| print(&text)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let label = "error:";
+            let label = if style(&std::io::stderr()).color { label.red().bold().to_string() } else { label.to_owned() };
+            // Nobody is left to tell if this fails too.
+            let _ = writeln!(std::io::stderr(), "{label} {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn trace(arguments: &TraceArguments) -> Result<String, Failure> {
+    let trace = read(&arguments.source)?;
+    trace.write(&arguments.output).map_err(Error::from)?;
+    let summary = serde_json::json!({
+        "file": arguments.output.display().to_string(),
+        "model": trace.model,
+        "ops": trace.ops().len(),
+        "modules": trace.modules().len(),
+        "storages": trace.storages().len(),
+    });
+    if arguments.json {
+        return Ok(format!("{summary:#}\n"));
+    }
+    let (ops, storages) = (trace.ops().len(), trace.storages().len());
+    Ok(format!("{}: {ops} operators and {storages} storages of {}\n", arguments.output.display(), trace.model))
+}
+
+fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
+    let devices = known_devices(arguments.device.device_file.as_deref())?;
+    let device = devices.find(&arguments.device.device).map_err(Error::from)?;
+    let trace = read(&arguments.source)?;
+    let timeline = Timeline::replay(&trace, arguments.allocator.into());
+    let costs = Costs::new(&trace, device, arguments.cost.into()).map_err(Error::from)?;
+    let stats = StepStats::new(&trace, &timeline, &costs);
+    let report = StatsReport { trace: &trace, timeline: &timeline, costs: &costs, stats: &stats, device };
+    Ok(if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) })
+}
+
+fn devices(arguments: &DevicesArguments) -> Result<String, Failure> {
+    let devices = known_devices(arguments.device_file.as_deref())?;
+    Ok(if arguments.json {
+        rematic::devices_json(devices.all())
+    } else {
+        rematic::devices_text(devices.all(), style(&std::io::stdout()))
+    })
+}
+
+fn models(json: bool) -> Result<String, Failure> {
+    let models: Vec<(&str, &str)> = rematic::BUILTIN.iter().map(|model| (model.name, model.description)).collect();
+    Ok(if json { rematic::models_json(&models) } else { rematic::models_text(&models, style(&std::io::stdout())) })
+}
+
+fn read(arguments: &SourceArguments) -> Result<StepTrace, Failure> {
+    Ok(Source::open(&arguments.source)?.trace(&arguments.options())?)
+}
+
+fn known_devices(file: Option<&Path>) -> Result<Devices, Failure> {
+    let mut devices = Devices::builtin();
+    if let Some(file) = file {
+        devices.extend_from(file).map_err(Error::from)?;
+    }
+    Ok(devices)
+}
+
+/// Why a command stops.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Rematic(#[from] Error),
+    #[error("cannot write the output: {0}")]
+    Output(std::io::Error),
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // The reader has seen enough, as `head` does.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(Failure::Output),
+    }
+}
+
+/// Colours only on a terminal that wants them.
+fn style(stream: &impl IsTerminal) -> Style {
+    let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        && std::env::var_os("TERM").is_none_or(|terminal| terminal != "dumb");
+    let width = terminal_size::terminal_size().map_or(Style::default().width, |(width, _)| width.0);
+    Style { color: wanted && stream.is_terminal(), width }
+}
