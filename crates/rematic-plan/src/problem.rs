@@ -42,6 +42,10 @@ pub(crate) struct Node {
     pub(crate) frontier: Rc<Frontier>,
     /// Bytes in use just before its recomputation begins, in the plain step.
     pub(crate) before_trigger: u64,
+    /// Position of the event from which on it has freed what its policy says.
+    pub(crate) settled: usize,
+    /// The highest forward total of its own rank from there on.
+    pub(crate) forward_after: u64,
 }
 
 /// The highest plain totals among the moments at which just the regions up to a certain one have been dropped.
@@ -240,6 +244,7 @@ fn nodes(
         if candidate.droppable == Bytes(0) {
             continue;
         }
+        let settled = candidate.settled;
         let (candidate, frontier) = known
             .entry(candidate.signature())
             .or_insert_with(|| {
@@ -255,6 +260,8 @@ fn nodes(
             candidate,
             frontier,
             before_trigger: 0,
+            settled,
+            forward_after: 0,
         });
     }
     for index in 0..nodes.len() {

@@ -33,6 +33,9 @@ pub struct Candidate {
     pub always_saved: Vec<usize>,
     /// The most bytes made inside it that are alive at once while it runs again, whatever was saved.
     pub rebuilt: Bytes,
+    /// Position of the event after which nothing that an item makes is referred to from outside: only from here on what
+    /// is saved costs its bytes. At least the end of the region.
+    pub settled: usize,
 }
 
 impl Candidate {
@@ -82,11 +85,15 @@ impl<'a> Candidates<'a> {
 
     /// Looks at one region, in time linear in its events.
     pub fn candidate(&mut self, region: &Region) -> Candidate {
-        let inside = Inside { trace: self.trace, region, lifetimes: &self.lifetimes };
+        let events = &self.trace.events()[region.events.end + 1..];
+        let to_exit = events.iter().position(|event| matches!(event, Event::Exit(_))).unwrap_or(events.len());
+        let next_exit = (region.events.end + 1 + to_exit).min(region.trigger);
+        let inside = Inside { trace: self.trace, region, lifetimes: &self.lifetimes, next_exit };
         let mut fixed_time = Millis(0.0);
         let mut items = Vec::new();
         let mut always_saved = Vec::new();
         let mut always_kept = Bytes(0);
+        let mut settled = region.events.end;
         for (ops, forced) in inside.groups() {
             let mut bytes = Bytes(0);
             let mut time = Millis(0.0);
@@ -96,8 +103,10 @@ impl<'a> Candidates<'a> {
                 for storage in births(self.trace, id) {
                     makes_something = true;
                     // What outlives the region anyway costs nothing to keep while it does.
-                    if self.lifetimes.dropped(storage) < region.events.end {
+                    let released = inside.released(storage);
+                    if released < inside.next_exit {
                         bytes += self.ledger.footprint(storage);
+                        settled = settled.max(released);
                     }
                 }
                 if region.reaches(id) {
@@ -118,7 +127,7 @@ impl<'a> Candidates<'a> {
         let held_by_autograd = inside.held_by_autograd(self.ledger);
         let droppable = held_by_autograd.saturating_sub(always_kept);
         let rebuilt = inside.rebuilt(self.ledger, &mut self.holds);
-        Candidate { held_by_autograd, droppable, fixed_time, items, always_saved, rebuilt }
+        Candidate { held_by_autograd, droppable, fixed_time, items, always_saved, rebuilt, settled }
     }
 }
 
@@ -126,9 +135,17 @@ struct Inside<'a> {
     trace: &'a StepTrace,
     region: &'a Region,
     lifetimes: &'a Lifetimes,
+    /// Where the next module returns after the region has.
+    next_exit: usize,
 }
 
 impl Inside<'_> {
+    /// Position of the event after which nothing outside the region refers to a storage that it made.
+    fn released(&self, storage: StorageId) -> usize {
+        let savers = self.lifetimes.savers(storage).iter().filter(|op| !self.region.contains(**op));
+        savers.map(|op| self.lifetimes.unsaved(*op)).fold(self.lifetimes.dropped(storage), usize::max)
+    }
+
     fn ops(&self) -> impl Iterator<Item = OpId> + '_ {
         self.region.ops.clone().map(OpId::new)
     }
@@ -188,11 +205,7 @@ impl Inside<'_> {
         storages.sort_unstable();
         storages.dedup();
         let trigger = self.region.trigger;
-        storages.retain(|&storage| {
-            let savers = self.lifetimes.savers(storage);
-            self.lifetimes.dropped(storage) < trigger
-                && savers.iter().all(|&op| self.region.contains(op) || self.lifetimes.unsaved(op) < trigger)
-        });
+        storages.retain(|&storage| self.released(storage) < trigger);
         storages.into_iter().map(|storage| ledger.footprint(storage)).sum()
     }
 

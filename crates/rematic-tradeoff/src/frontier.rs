@@ -206,6 +206,7 @@ mod tests {
                 .collect(),
             always_saved: vec![],
             rebuilt: Bytes(0),
+            settled: 0,
         }
     }
 
