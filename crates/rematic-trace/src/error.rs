@@ -220,7 +220,7 @@ pub enum FileError {
         /// The file.
         path: PathBuf,
         /// Its version.
-        found: u32,
+        found: u64,
         /// The newest that is known.
         known: u32,
     },

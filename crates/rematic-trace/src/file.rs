@@ -84,13 +84,15 @@ impl StepTrace {
         let parsed = serde_json::from_slice::<Document<'_>>(text);
         // A newer version may have any shape, so its header is looked at before the rest is judged.
         let header = match &parsed {
-            Ok(document) => Header { format: Some(document.format.to_string()), version: Some(document.version) },
+            Ok(document) => {
+                Header { format: Some(document.format.to_string()), version: Some(u64::from(document.version)) }
+            }
             Err(_) => serde_json::from_slice(text).unwrap_or_default(),
         };
         if let Some(found) = header.format.filter(|format| format != FORMAT) {
             return Err(FileError::OtherFormat { path: path.to_owned(), found, expected: FORMAT });
         }
-        if let Some(found) = header.version.filter(|version| *version > FORMAT_VERSION) {
+        if let Some(found) = header.version.filter(|version| *version > u64::from(FORMAT_VERSION)) {
             return Err(FileError::NewerVersion { path: path.to_owned(), found, known: FORMAT_VERSION });
         }
         let document = parsed.map_err(|source| match source.classify() {
@@ -111,7 +113,7 @@ impl StepTrace {
 #[derive(Default, Deserialize)]
 struct Header {
     format: Option<String>,
-    version: Option<u32>,
+    version: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -38,6 +38,9 @@ impl Source {
         if !looks_like_a_path && !path.exists() {
             return Ok(Source::Model(Box::new(Model::builtin(name)?)));
         }
+        if path.is_dir() {
+            return Err(Error::Directory { path: path.to_owned() });
+        }
         let text = read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
         Ok(Source::Model(Box::new(Model::from_config(name, &text)?)))
     }

@@ -83,11 +83,11 @@ impl Attention {
             });
             return query.clone();
         }
-        let refuse = |rule: &str| {
+        let refuse = |rule: String| {
             query.tape().fail(FakeError::Option {
                 name: "attention".to_owned(),
                 value: self.kernel.to_string(),
-                rule: rule.to_owned(),
+                rule,
             });
             query.clone()
         };
@@ -96,11 +96,17 @@ impl Attention {
             AttentionKernel::Auto if !grouped => efficient(query, key, value),
             AttentionKernel::Auto | AttentionKernel::Math => self.math(query, key, value),
             AttentionKernel::Flash if half => flash(query, key, value),
-            AttentionKernel::Flash => refuse("flash attention takes bf16 and fp16 only; use --attention efficient"),
+            AttentionKernel::Flash => refuse(format!(
+                "flash attention takes bf16 and fp16, but the step is in {}; use --dtype bf16 or --attention auto",
+                query.dtype()
+            )),
             AttentionKernel::Efficient if !grouped => efficient(query, key, value),
-            AttentionKernel::Efficient => {
-                refuse("the memory-efficient kernel takes no grouped heads; use --attention auto")
-            }
+            AttentionKernel::Efficient => refuse(format!(
+                "the memory-efficient kernel takes no grouped heads, but {} query heads share {} key heads; \
+                 use --attention auto",
+                query.size(1),
+                key.size(1)
+            )),
         }
     }
 
