@@ -4,6 +4,10 @@ use crate::error::Place;
 use crate::trace::with_storage;
 use crate::{CallId, Event, Fault, InvalidTrace, Layout, LayoutId, Module, Op, OpId, StepTrace, StorageId, Tensor};
 
+/// The deepest that modules nest: Python's own limit of recursion. Full names take as much room as the tree is deep, so
+/// without a limit a small file could ask for more memory than there is.
+const MAX_DEPTH: usize = 1000;
+
 impl StepTrace {
     /// Checks every rule that consumers rely on, in time linear in the trace.
     ///
@@ -15,6 +19,7 @@ impl StepTrace {
             let id = OpId::new(index);
             self.check_op(id, op).map_err(|fault| self.at_op(id, fault))?;
         }
+        self.check_births()?;
         Walk::new(self).run()
     }
 
@@ -31,10 +36,15 @@ impl StepTrace {
                 check_id("op", op.index(), self.ops.len()).map_err(|fault| InvalidTrace { at: at(), fault })?;
             }
         }
-        self.check_births()?;
         let mut names = HashSet::new();
+        let mut depths: Vec<usize> = Vec::with_capacity(self.modules.len());
         for (row, module) in self.modules.iter().enumerate() {
             self.check_module(row, module, &mut names)
+                .and_then(|()| {
+                    let depth = module.parent.map_or(0, |parent| depths[parent.index()]) + 1;
+                    depths.push(depth);
+                    if depth > MAX_DEPTH { Err(Fault::TooDeep { limit: MAX_DEPTH }) } else { Ok(()) }
+                })
                 .map_err(|fault| InvalidTrace { at: Place::Row("modules", row), fault })?;
         }
         for (row, call) in self.calls.iter().enumerate() {

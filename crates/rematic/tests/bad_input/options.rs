@@ -125,7 +125,7 @@ fn sizes_of_a_config_cannot_be_changed() {
 
 #[test]
 fn the_torch_rule_needs_a_device_that_torch_knows() {
-    stats("gpt2", "--device mi355x --cost torch", &["mi355x", "physical", "a100"]);
+    stats("gpt2", "--device v100 --cost torch", &["v100", "physical", "a100-80"]);
 }
 
 #[test]

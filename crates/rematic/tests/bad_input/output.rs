@@ -15,9 +15,9 @@ fn output_that_cannot_be_written_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("no/such/folder/step.rmt");
     let missing = missing.to_str().unwrap();
-    refused(&trace_to(missing), &["cannot write", missing, "No such file or directory", "--output"]);
+    refused(&trace_to(missing), &["cannot write", missing, "No such file or directory", "folder that exists"]);
     let directory = folder.path().to_str().unwrap();
-    refused(&trace_to(directory), &["cannot write", directory, "directory", "--output"]);
+    refused(&trace_to(directory), &["cannot write", directory, "directory", "name a file"]);
     refused(&trace_to(""), &["--output"]);
 }
 

@@ -97,8 +97,9 @@ fn other_formats_and_newer_versions_are_told_apart() {
         saved.refused_with("/version", json!(version), &[&shown, "reads up to 1", "update rematic"]);
     }
     saved.refused_bytes("new.rmt", br#"{"format":"rematic-trace","version":2,"tables":{}}"#, &["version 2", "update"]);
-    for version in [json!(0), json!(-1), json!("1"), json!(1.5), Value::Null] {
-        saved.refused_with("/version", version, &["version"]);
+    saved.refused_with("/version", json!(0), &["version 0", "write version 1"]);
+    for version in [json!(-1), json!("1"), json!(1.5), Value::Null] {
+        saved.refused_with("/version", version, &["not a trace", "expected u32"]);
     }
     saved.refused_bytes("config.rmt", br#"{"model_type":"gpt2"}"#, &["not a trace"]);
     saved.refused_bytes("list.rmt", b"[]", &["not a trace"]);
