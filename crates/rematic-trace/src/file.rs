@@ -8,8 +8,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CallId, Category, Dtype, Event, FileAction, FileError, Flags, Layout, LayoutId, Module, ModuleId, OpId, OpRecord, Parameter, Phase,
-    StepTrace, StorageId, Tensor,
+    CallId, Category, Dtype, Event, FileAction, FileError, Flags, Layout, LayoutId, Module, ModuleId, OpId, OpRecord,
+    Parameter, Phase, StepTrace, StorageId, Tensor,
 };
 
 /// What the first field of a trace file says.

@@ -315,7 +315,8 @@ fn call_nesting() {
     assert_eq!(fault(&Step::forward().then(&[Event::Exit(call(7))])), nesting(7));
 
     let mut crossed = Step::forward();
-    let (first, second) = (crossed.trace.enter(ModuleId::new(0), vec![]), crossed.trace.enter(ModuleId::new(0), vec![]));
+    let (first, second) =
+        (crossed.trace.enter(ModuleId::new(0), vec![]), crossed.trace.enter(ModuleId::new(0), vec![]));
     crossed.trace.exit(first, vec![]);
     crossed.trace.exit(second, vec![]);
     assert_eq!(fault(&crossed.trace), nesting(1));

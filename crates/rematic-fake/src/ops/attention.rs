@@ -84,11 +84,7 @@ impl Attention {
             return query.clone();
         }
         let refuse = |rule: String| {
-            query.tape().fail(FakeError::Option {
-                name: "attention".to_owned(),
-                value: self.kernel.to_string(),
-                rule,
-            });
+            query.tape().fail(FakeError::Option { name: "attention".to_owned(), value: self.kernel.to_string(), rule });
             query.clone()
         };
         match self.kernel {

@@ -29,9 +29,28 @@ pub(crate) enum Wound {
 
 /// Words of the format, names of operators that have formulas of their own, and others.
 const WORDS: [&str; 22] = [
-    "", "f64", "f8", "c128", "bool", "parameter", "gradient", "other", "backward", "optimizer", "view", "host",
-    "mm.default", "bmm.default", "convolution.default", "convolution_backward.default", "embedding.default",
-    "_scaled_dot_product_flash_attention_backward.default", "nll_loss_forward.default", "a.b.c", "0", "\u{1b}[31mé\n",
+    "",
+    "f64",
+    "f8",
+    "c128",
+    "bool",
+    "parameter",
+    "gradient",
+    "other",
+    "backward",
+    "optimizer",
+    "view",
+    "host",
+    "mm.default",
+    "bmm.default",
+    "convolution.default",
+    "convolution_backward.default",
+    "embedding.default",
+    "_scaled_dot_product_flash_attention_backward.default",
+    "nll_loss_forward.default",
+    "a.b.c",
+    "0",
+    "\u{1b}[31mé\n",
 ];
 
 fn number() -> impl Strategy<Value = Value> {
@@ -68,8 +87,13 @@ impl Wound {
         let dims = prop::collection::vec((extent, stride), 0..5);
         let tables = vec!["storages", "layouts", "calls"];
         let lists = vec![
-            ("ops", "inputs"), ("ops", "saves"), ("ops", "mutates"), ("ops", "outputs"), ("modules", "parameters"),
-            ("calls", "inputs"), ("calls", "outputs"),
+            ("ops", "inputs"),
+            ("ops", "saves"),
+            ("ops", "mutates"),
+            ("ops", "outputs"),
+            ("modules", "parameters"),
+            ("calls", "inputs"),
+            ("calls", "outputs"),
         ];
         prop_oneof![
             2 => (select(tables), at(), number()).prop_map(|(table, at, value)| Wound::Number(Some(table), at, value)),

@@ -2,9 +2,8 @@ use std::process::{Command, Stdio};
 
 use crate::run::{refused, run};
 
-const TINY: [&str; 13] = [
-    "seed-transformer", "--layers", "1", "--dim", "8", "--heads", "2", "--vocab", "16", "--seq", "4", "--batch", "2",
-];
+const TINY: [&str; 13] =
+    ["seed-transformer", "--layers", "1", "--dim", "8", "--heads", "2", "--vocab", "16", "--seq", "4", "--batch", "2"];
 
 fn trace_to(path: &str) -> Vec<&str> {
     [["trace"].as_slice(), &TINY, &["-o", path]].concat()
@@ -42,12 +41,8 @@ fn a_failed_trace_leaves_the_old_file() {
 fn results_go_to_stdout_only() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("step.rmt.zst");
-    let commands = [
-        [["stats"].as_slice(), &TINY].concat(),
-        vec!["devices"],
-        vec!["models"],
-        trace_to(path.to_str().unwrap()),
-    ];
+    let commands =
+        [[["stats"].as_slice(), &TINY].concat(), vec!["devices"], vec!["models"], trace_to(path.to_str().unwrap())];
     for command in commands {
         let text = run(&command);
         assert_eq!((text.code, text.stderr.as_str()), (Some(0), ""), "{command:?}");
