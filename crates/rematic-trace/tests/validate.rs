@@ -220,6 +220,20 @@ fn birth_not_returned() {
     assert!(message(&trace).contains("op 1 (relu.default): storage 2"), "{}", message(&trace));
 }
 
+/// The optimizer of a large model makes a storage for each parameter in one op; looking for each among all outputs would
+/// take minutes.
+#[test]
+fn births_are_checked_in_linear_time() {
+    const COUNT: usize = 400_000;
+    let mut trace = StepTrace::new("one op with many outputs");
+    let layout = trace.layout(&Layout::contiguous(Dtype::F32, &[]));
+    let outputs: Vec<Tensor> = (0..COUNT).map(|index| Tensor { storage: storage(index), layout }).collect();
+    trace.run(OpRecord { births: &vec![(4, Category::Optimizer); COUNT], ..op(&[], &outputs) });
+    let start = std::time::Instant::now();
+    assert_eq!(trace.validate(), Ok(()));
+    assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
+}
+
 #[test]
 fn not_alive() {
     let gone = || Step::forward().then(&[Event::Drop(storage(0))]);
