@@ -172,9 +172,8 @@ impl<'a> Case<'a> {
         };
         let backward = |rank: usize| tightened(rank, problem.ceilings[rank].backward);
         let both = |rank: usize| backward(rank).max(tightened(rank, problem.ceilings[rank].forward));
-        let start_rank = |index: usize| {
-            nodes.get(index).map_or(problem.ceilings.len() - 1, |node| problem.rank(node.start))
-        };
+        let start_rank =
+            |index: usize| nodes.get(index).map_or(problem.ceilings.len() - 1, |node| problem.rank(node.start));
         let mut case = Case {
             problem,
             to_skip: Vec::with_capacity(count),
@@ -319,8 +318,7 @@ impl<'a> Case<'a> {
         let nodes = &self.problem.nodes;
         let bound = |index: usize, freed: u64| {
             let missing = self.to_come[index].saturating_sub(freed);
-            let lagrange =
-                rate.to_come[index] + rate.per_byte * (self.to_come[index] as f64 - freed as f64);
+            let lagrange = rate.to_come[index] + rate.per_byte * (self.to_come[index] as f64 - freed as f64);
             if missing == 0 { lagrange.max(0.0) } else { lagrange.max(f64::MIN_POSITIVE) }
         };
         // Least reduced time of all that can come before.

@@ -70,9 +70,35 @@ impl Problem<'_> {
             if std::env::var("DBG").is_ok() {
                 let at = replayed.at.unwrap();
                 let op = self.trace.op(at.op);
-                eprintln!("above {} at {} {} again {} rank {} module {:?} time {}", replayed.peak.0 - budget.0, self.trace.op_name(op), op.phase, at.again, self.rank_of_op[at.op.index()], self.trace.module_of(op).map(|m| self.trace.path(m)), relaxed.time);
-                for (n, p) in &relaxed.picks { let node=&self.nodes[*n]; let pt=&node.frontier.points()[*p];
-                  eprintln!("   {} freed {} of {} saved {:?}", self.trace.path(self.regions.all()[node.region].module), pt.freed, node.candidate.held_by_autograd, node.frontier.saved_items(pt).iter().map(|i| node.candidate.items[*i].ops.iter().map(|o| self.trace.op_name(self.trace.op(rematic_trace::OpId::new(node.start+o)))).collect::<Vec<_>>()).collect::<Vec<_>>()); }
+                eprintln!(
+                    "above {} at {} {} again {} rank {} module {:?} time {}",
+                    replayed.peak.0 - budget.0,
+                    self.trace.op_name(op),
+                    op.phase,
+                    at.again,
+                    self.rank_of_op[at.op.index()],
+                    self.trace.module_of(op).map(|m| self.trace.path(m)),
+                    relaxed.time
+                );
+                for (n, p) in &relaxed.picks {
+                    let node = &self.nodes[*n];
+                    let pt = &node.frontier.points()[*p];
+                    eprintln!(
+                        "   {} freed {} of {} saved {:?}",
+                        self.trace.path(self.regions.all()[node.region].module),
+                        pt.freed,
+                        node.candidate.held_by_autograd,
+                        node.frontier
+                            .saved_items(pt)
+                            .iter()
+                            .map(|i| node.candidate.items[*i]
+                                .ops
+                                .iter()
+                                .map(|o| self.trace.op_name(self.trace.op(rematic_trace::OpId::new(node.start + o))))
+                                .collect::<Vec<_>>())
+                            .collect::<Vec<_>>()
+                    );
+                }
             }
         }
         None
@@ -112,11 +138,8 @@ impl Problem<'_> {
     /// The plan with the lowest peak, by bisection over budgets.
     #[must_use]
     pub fn least(&self) -> Solution {
-        let mut best = Solution {
-            checkpoints: Vec::new(),
-            replayed: self.baseline().clone(),
-            lower_bound: Millis(0.0),
-        };
+        let mut best =
+            Solution { checkpoints: Vec::new(), replayed: self.baseline().clone(), lower_bound: Millis(0.0) };
         let mut low = self.ceilings[0].forward.max(self.ceilings[0].backward);
         while (best.replayed.peak.0 - low) as f64 > LEAST_SHARE * best.replayed.peak.0 as f64 {
             let middle = Bytes(low + (best.replayed.peak.0 - low) / 2);

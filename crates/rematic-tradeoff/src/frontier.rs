@@ -92,13 +92,7 @@ impl Frontier {
         steps.sort_by(|a, b| (a.time * b.freed as f64).total_cmp(&(b.time * a.freed as f64)));
         let kept: u64 = candidate.items.iter().map(|item| item.bytes.0).sum();
         let start = candidate.droppable.0.cast_signed() - kept.cast_signed();
-        Frontier {
-            points: Vec::new(),
-            choices: Vec::new(),
-            steps,
-            start: (start, candidate.fixed_time.0),
-            exact: true,
-        }
+        Frontier { points: Vec::new(), choices: Vec::new(), steps, start: (start, candidate.fixed_time.0), exact: true }
     }
 
     /// Merges two lists that are sorted by bytes, and leaves out what is dominated.

@@ -92,12 +92,8 @@ impl Attention {
             });
             return query.clone();
         }
-        let refuse = |rule: &str| {
-            query.tape().fail(FakeError::Option {
-                name: "attention".to_owned(),
-                value: self.kernel.to_string(),
-                rule: rule.to_owned(),
-            });
+        let refuse = |rule: String| {
+            query.tape().fail(FakeError::Option { name: "attention".to_owned(), value: self.kernel.to_string(), rule });
             query.clone()
         };
         let masked = mask.is_some();
@@ -113,14 +109,20 @@ impl Attention {
                 self.math(query, key, value, bias.as_ref())
             }
             AttentionKernel::Flash if masked => {
-                refuse("flash attention takes no mask, and a sliding window needs one; use --attention efficient")
+                refuse("flash attention takes no mask, and a sliding window needs one; use --attention auto".to_owned())
             }
             AttentionKernel::Flash if half => flash(query, key, value),
-            AttentionKernel::Flash => refuse("flash attention takes bf16 and fp16 only; use --attention efficient"),
+            AttentionKernel::Flash => refuse(format!(
+                "flash attention takes bf16 and fp16, but the step is in {}; use --dtype bf16 or --attention auto",
+                query.dtype()
+            )),
             AttentionKernel::Efficient if !grouped => efficient(),
-            AttentionKernel::Efficient => {
-                refuse("the memory-efficient kernel takes no grouped heads; use --attention auto")
-            }
+            AttentionKernel::Efficient => refuse(format!(
+                "the memory-efficient kernel takes no grouped heads, but {} query heads share {} key heads; \
+                 use --attention auto",
+                query.size(1),
+                key.size(1)
+            )),
         }
     }
 
