@@ -109,7 +109,7 @@ impl Block {
             .collect();
         // A mistake in the sizes does not panic: the step returns the first one as its error.
         let [queries, keys, values] = heads.as_slice() else { return input.clone() };
-        let attended = Attention::default().attend(queries, keys, values);
+        let attended = Attention::default().attend(queries, keys, values, None);
         self.projection.forward(&attended.transpose(1, 2).reshape(&[batch, PATCHES, WIDTH]))
     }
 }

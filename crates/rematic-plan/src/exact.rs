@@ -191,7 +191,10 @@ impl<'a> Case<'a> {
                 .saturating_sub(node.candidate.held_by_autograd.0)
                 .saturating_add(tightening.own[index]);
             case.to_choose.push(inner.max(over(rebuilding)));
-            case.after.push((end..=start_rank(node.next)).map(both).max().unwrap_or(0));
+            // Right behind it, outputs that its policy keeps may still be in use and so cost nothing: these moments are
+            // left to the replay.
+            let settled = backward(end).max(tightened(end, node.forward_after));
+            case.after.push((end + 1..=start_rank(node.next)).map(both).fold(settled, u64::max));
         }
         // Nothing before a node can free more than this.
         let mut most = vec![0_u64; count + 1];

@@ -67,39 +67,6 @@ impl Problem<'_> {
             if replayed.peak <= budget {
                 return Some(Solution { checkpoints, replayed, lower_bound: Millis(lower_bound) });
             }
-            if std::env::var("DBG").is_ok() {
-                let at = replayed.at.unwrap();
-                let op = self.trace.op(at.op);
-                eprintln!(
-                    "above {} at {} {} again {} rank {} module {:?} time {}",
-                    replayed.peak.0 - budget.0,
-                    self.trace.op_name(op),
-                    op.phase,
-                    at.again,
-                    self.rank_of_op[at.op.index()],
-                    self.trace.module_of(op).map(|m| self.trace.path(m)),
-                    relaxed.time
-                );
-                for (n, p) in &relaxed.picks {
-                    let node = &self.nodes[*n];
-                    let pt = &node.frontier.points()[*p];
-                    eprintln!(
-                        "   {} freed {} of {} saved {:?}",
-                        self.trace.path(self.regions.all()[node.region].module),
-                        pt.freed,
-                        node.candidate.held_by_autograd,
-                        node.frontier
-                            .saved_items(pt)
-                            .iter()
-                            .map(|i| node.candidate.items[*i]
-                                .ops
-                                .iter()
-                                .map(|o| self.trace.op_name(self.trace.op(rematic_trace::OpId::new(node.start + o))))
-                                .collect::<Vec<_>>())
-                            .collect::<Vec<_>>()
-                    );
-                }
-            }
         }
         None
     }

@@ -62,7 +62,6 @@ pub(crate) struct Ceiling {
 pub struct Problem<'a> {
     pub(crate) trace: &'a StepTrace,
     pub(crate) costs: &'a Costs,
-    pub(crate) limits: Limits,
     pub(crate) regions: Regions,
     /// In the order in which forwards begin; a node stands before those inside it.
     pub(crate) nodes: Vec<Node>,
@@ -128,7 +127,6 @@ impl<'a> Problem<'a> {
         let mut problem = Problem {
             trace,
             costs,
-            limits,
             regions,
             nodes,
             ends,
@@ -294,11 +292,14 @@ fn ceilings(
         nodes.iter().enumerate().map(|(index, node)| (regions.all()[node.region].events.end, index)).collect();
     by_exit.sort_unstable();
     let mut exits = by_exit.into_iter().peekable();
+    // The region that returned last.
+    let mut returned: Option<usize> = None;
     // Dropped regions by their end, with their triggers.
     let mut dropped: BinaryHeap<(usize, usize)> = BinaryHeap::new();
     for (position, &event) in trace.events().iter().enumerate() {
         while let Some((_, node)) = exits.next_if(|(exit, _)| *exit <= position) {
             dropped.push((nodes[node].end, regions.all()[nodes[node].region].trigger));
+            returned = Some(node);
         }
         while let Some((_, node)) = triggers.next_if(|(trigger, _)| *trigger <= position) {
             nodes[node].before_trigger = ledger.snapshot().total().0;
@@ -314,8 +315,17 @@ fn ceilings(
         let ceiling = &mut ceilings[rank];
         if trace.op(op).phase == Phase::Forward {
             ceiling.forward = ceiling.forward.max(total);
+            if let Some(node) = returned.filter(|&node| nodes[node].settled < position) {
+                nodes[node].forward_after = nodes[node].forward_after.max(total);
+            }
         } else {
             ceiling.backward = ceiling.backward.max(total);
+        }
+    }
+    // Where a region ends with the one around it, what comes behind is behind both.
+    for index in (1..nodes.len()).rev() {
+        if let Some(around) = (0..index).rev().find(|&other| nodes[other].end == nodes[index].end) {
+            nodes[index].forward_after = nodes[index].forward_after.max(nodes[around].forward_after);
         }
     }
     (ceilings, rank_of_op)

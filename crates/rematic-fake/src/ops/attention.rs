@@ -108,9 +108,9 @@ impl Attention {
                 let bias = mask.map(|mask| mask.as_bias(query.dtype()));
                 self.math(query, key, value, bias.as_ref())
             }
-            AttentionKernel::Flash if masked => {
-                refuse("flash attention takes no mask, and a sliding window needs one; use --attention auto".to_owned())
-            }
+            AttentionKernel::Flash if masked => refuse(
+                "flash attention takes no mask, and a sliding window needs one; use --attention efficient".to_owned(),
+            ),
             AttentionKernel::Flash if half => flash(query, key, value),
             AttentionKernel::Flash => refuse(format!(
                 "flash attention takes bf16 and fp16, but the step is in {}; use --dtype bf16 or --attention auto",
