@@ -21,17 +21,19 @@
 //!
 //! # The solution
 //!
-//! A dynamic programme over the regions keeps the undominated pairs (Σd, Σt). For a rate λ (time per byte), the bound
+//! A dynamic programme over the regions keeps the undominated pairs (Σd, Σt). For multipliers λ ≥ 0 of the needs, and Λ
+//! of a region the sum of those of all needs behind it,
 //!
 //! ```text
-//! t + λ(need − d) + min Σ(t − λd) over all that is still to come
+//! t + Σ λ(need − d) + min Σ(t − Λd) over all that is still to come
 //! ```
 //!
-//! holds for every completion of a pair, and the last term is one pass over the regions. Pairs whose bound is above a
+//! is a bound for every completion of a pair, and the last term is one pass over the regions. Pairs whose bound is above a
 //! guess are dropped; if a solution below the guess is found it is optimal, otherwise the guess is raised.
 
 use rematic_memory::Checkpoint;
 use rematic_trace::OpId;
+use rematic_tradeoff::Point;
 
 use crate::problem::{Node, Problem};
 
@@ -62,9 +64,12 @@ impl Tightening {
     }
 }
 
-/// Pairs that are kept at one node. Real models stay far below; beyond, every other one goes, and the solution may be a
-/// little above the optimum (the bound stays true).
-const MOST_PAIRS: usize = 30_000;
+/// Pairs that one run of the programme may look at. Where operators all take the same time per byte, very many
+/// combinations are nearly equal; then the run is repeated with few pairs and policies at each node, and the solution may
+/// be a little above the optimum. The bound stays true.
+const MOST_WORK: usize = 1_500_000;
+const FEW_PAIRS: usize = 400;
+const FEW_POINTS: usize = 24;
 /// How far above the bound the first guess lies, as a share of the bound, and how quickly the distance grows.
 const FIRST_GAP: f64 = 1e-3;
 const GAP_GROWTH: f64 = 4.0;
@@ -136,15 +141,20 @@ struct Case<'a> {
     after: Vec<u64>,
     /// What must be freed at the beginning.
     at_start: u64,
-    /// What must be freed in the end, whatever is still chosen.
-    to_come: Vec<u64>,
+    /// What must be freed at each rank, and what must be even if a region around it is chosen.
+    needs: Vec<u64>,
+    always: Vec<u64>,
+    /// The last usable node around the end that each rank stands for.
+    last_around: Vec<Option<usize>>,
+    /// By node, the rank of its end.
+    end_ranks: Vec<usize>,
 }
 
 /// What one run of the programme finds.
-struct Found {
-    time: f64,
-    picks: Vec<Pick>,
-    thinned: bool,
+enum Run {
+    Found { time: f64, picks: Vec<Pick> },
+    Nothing,
+    TooMuch,
 }
 
 #[derive(Clone, Copy)]
@@ -156,10 +166,23 @@ struct Pair {
 
 const NO_CHOICE: u32 = u32::MAX;
 
-/// One rate, with the least reduced time of all that is still to come, by node.
-struct Rate {
-    per_byte: f64,
+/// Multipliers of the needs, and what follows from them for every node.
+struct Rates {
+    /// Time per byte that a region is worth which ends at a rank: the multipliers of all needs from there on.
+    worth: Vec<f64>,
+    /// Least reduced time of all that is still to come, by node.
     to_come: Vec<f64>,
+    /// Time that the needs still to come stand for, by node.
+    owed: Vec<f64>,
+    /// Time per byte freed so far that counts towards them, by node.
+    credit: Vec<f64>,
+}
+
+impl Rates {
+    /// A bound on the time of every completion of a pair that frees so much.
+    fn bound(&self, index: usize, freed: u64) -> f64 {
+        (self.to_come[index] + self.owed[index] - self.credit[index] * freed as f64).max(0.0)
+    }
 }
 
 impl<'a> Case<'a> {
@@ -180,14 +203,17 @@ impl<'a> Case<'a> {
             to_choose: Vec::with_capacity(count),
             after: Vec::with_capacity(count),
             at_start: (0..=start_rank(0)).map(both).max().unwrap_or(0),
-            to_come: vec![0; count + 1],
+            needs: (0..problem.ceilings.len()).map(both).collect(),
+            always: (0..problem.ceilings.len()).map(backward).collect(),
+            last_around: vec![None; problem.ceilings.len()],
+            end_ranks: nodes.iter().map(|node| problem.rank(node.end)).collect(),
             usable: Vec::new(),
         };
         for (index, node) in nodes.iter().enumerate() {
             let (here, end) = (start_rank(index), problem.rank(node.end));
             case.to_skip.push((here + 1..=start_rank(index + 1)).map(both).max().unwrap_or(0));
             let inner = (here + 1..end).map(backward).max().unwrap_or(0);
-            let rebuilding = (node.before_trigger + node.candidate.rebuilt.0)
+            let rebuilding = (node.before_trigger + node.candidate.rebuilt.0 + node.candidate.kept_inputs.0)
                 .saturating_sub(node.candidate.held_by_autograd.0)
                 .saturating_add(tightening.own[index]);
             case.to_choose.push(inner.max(over(rebuilding)));
@@ -209,86 +235,115 @@ impl<'a> Case<'a> {
             }
         }
         case.usable = usable;
-        case.find_needs_to_come(&both, &backward);
+        for rank in 1..problem.ceilings.len() {
+            let position = problem.ends[rank - 1];
+            case.last_around[rank] =
+                (0..count).rev().find(|&index| case.usable[index] && surrounds(&nodes[index], position));
+        }
         case
     }
 
-    /// A forward ceiling is excused while a chosen region around it runs, so it is a need only for those behind the
-    /// last usable region around it.
-    fn find_needs_to_come(&mut self, both: &impl Fn(usize) -> u64, backward: &impl Fn(usize) -> u64) {
+    /// The least reduced time of the nodes that end at or before a position, and what that choice frees.
+    fn least_reduced(&self, worth: &[f64], position: usize, mut note: impl FnMut(usize, f64)) -> f64 {
         let nodes = &self.problem.nodes;
-        for rank in 1..self.problem.ceilings.len() {
-            let position = self.problem.ends[rank - 1];
-            let last_around =
-                (0..nodes.len()).rev().find(|&index| self.usable[index] && surrounds(&nodes[index], position));
-            // Pairs at nodes that begin before the position have it still before them.
-            let before = nodes.partition_point(|node| node.start < position);
-            let (always, later) = (backward(rank), both(rank));
-            for index in 0..=before {
-                let need = if last_around.is_none_or(|around| around < index) { later } else { always };
-                self.to_come[index] = self.to_come[index].max(need);
+        let last = nodes.partition_point(|node| node.start < position);
+        // Reduced time and bytes freed of the best choice from each node on.
+        let mut best = vec![(0.0, 0.0); nodes.len() + 1];
+        for index in (0..last).rev() {
+            let node = &nodes[index];
+            best[index] = best[index + 1];
+            if self.usable[index] && node.end <= position {
+                let rate = worth[self.end_ranks[index]];
+                let (freed, time) = node.frontier.cheapest(rate);
+                let (reduced, total) = (time - rate * freed + best[node.next].0, freed + best[node.next].1);
+                if reduced < best[index].0 || reduced == best[index].0 && total > best[index].1 {
+                    best[index] = (reduced, total);
+                }
             }
+            note(index, best[index].0);
         }
+        best[0].1
     }
 
-    fn rate(&self, per_byte: f64) -> Rate {
-        let nodes = &self.problem.nodes;
+    /// Multipliers that make the bound nearly as high as it gets.
+    ///
+    /// For one need, the best multiplier is the rate at which the regions up to it free just enough. A region counts
+    /// towards all needs behind it, so what it is worth only falls along the way: each need raises the rate of the
+    /// regions before it until they free enough, the largest need first.
+    fn rates(&self) -> Rates {
+        let problem = self.problem;
+        let ranks = problem.ceilings.len();
+        let steepest = problem.nodes.iter().map(|node| node.frontier.steepest()).fold(0.0, f64::max) * 2.0;
+        let mut worth = vec![0.0_f64; ranks + 1];
+        let mut order: Vec<usize> = (1..ranks).filter(|&rank| self.needs[rank] > 0).collect();
+        order.sort_by_key(|&rank| (std::cmp::Reverse(self.needs[rank]), rank));
+        let first = order.first().copied();
+        order.sort_by_key(|&rank| (Some(rank) != first, rank));
+        for rank in order {
+            let need = self.needs[rank] as f64;
+            let position = problem.ends[rank - 1];
+            let raised = |rate: f64, worth: &[f64]| -> Vec<f64> {
+                worth.iter().enumerate().map(|(at, old)| if at <= rank { old.max(rate) } else { *old }).collect()
+            };
+            let frees = |worth: &[f64]| self.least_reduced(worth, position, |_, _| {});
+            if frees(&worth) >= need {
+                continue;
+            }
+            let (mut low, mut high) = (worth[rank], steepest);
+            for _ in 0..40 {
+                let middle = low + (high - low) / 2.0;
+                if frees(&raised(middle, &worth)) >= need { high = middle } else { low = middle }
+            }
+            // At the lower end of the last step the regions free too little: the tangent there is the higher bound.
+            worth = raised(low, &worth);
+        }
+        let nodes = &problem.nodes;
         let mut to_come = vec![0.0; nodes.len() + 1];
-        let mut last: Option<(*const rematic_tradeoff::Frontier, f64)> = None;
-        for (index, node) in nodes.iter().enumerate().rev() {
-            to_come[index] = to_come[index + 1];
-            if self.usable[index] {
-                let frontier = std::rc::Rc::as_ptr(&node.frontier);
-                let reduced = match last {
-                    Some((same, reduced)) if same == frontier => reduced,
-                    _ => node.frontier.least_reduced_time(per_byte),
-                };
-                last = Some((frontier, reduced));
-                to_come[index] = f64::min(to_come[index], reduced + to_come[node.next]);
+        self.least_reduced(&worth, usize::MAX, |index, reduced| to_come[index] = reduced);
+        let mut rates = Rates { to_come, owed: vec![0.0; nodes.len() + 1], credit: vec![0.0; nodes.len() + 1], worth };
+        for rank in 1..ranks {
+            let multiplier = rates.worth[rank] - rates.worth[rank + 1];
+            if multiplier <= 0.0 {
+                continue;
+            }
+            for index in 0..=nodes.partition_point(|node| node.start < problem.ends[rank - 1]) {
+                rates.owed[index] += multiplier * self.need(rank, index) as f64;
+                rates.credit[index] += multiplier;
             }
         }
-        Rate { per_byte, to_come }
+        rates
     }
 
-    /// The rate that gives the highest bound for the whole problem: the bound is concave in it.
-    fn best_rate(&self) -> Rate {
-        let need = self.to_come[0] as f64;
-        let bound = |rate: &Rate| rate.to_come[0] + rate.per_byte * need;
-        let steepest = self.problem.nodes.iter().map(|node| node.frontier.steepest()).fold(0.0, f64::max);
-        let (mut low, mut high) = (0.0, steepest * 2.0);
-        const GOLDEN: f64 = 0.618_033_988_749_895;
-        let mut left = self.rate(high - (high - low) * GOLDEN);
-        let mut right = self.rate(low + (high - low) * GOLDEN);
-        for _ in 0..48 {
-            if bound(&left) < bound(&right) {
-                low = left.per_byte;
-                left = right;
-                right = self.rate(low + (high - low) * GOLDEN);
-            } else {
-                high = right.per_byte;
-                right = left;
-                left = self.rate(high - (high - low) * GOLDEN);
-            }
-        }
-        if bound(&left) > bound(&right) { left } else { right }
+    /// What must be freed at a rank, seen from a node that comes before it: a forward ceiling is excused while a chosen
+    /// region around it runs.
+    fn need(&self, rank: usize, index: usize) -> u64 {
+        if self.last_around[rank].is_none_or(|around| around < index) { self.needs[rank] } else { self.always[rank] }
     }
 
     fn solve(&self, limit: f64) -> Option<Relaxed> {
         if self.at_start > 0 || !self.is_feasible() {
             return None;
         }
-        let best = self.best_rate();
-        let lower_bound = (best.to_come[0] + best.per_byte * self.to_come[0] as f64).max(0.0);
+        let rates = self.rates();
+        let lower_bound = rates.bound(0, 0);
         if lower_bound >= limit {
             return None;
         }
         let mut gap = FIRST_GAP * lower_bound + f64::MIN_POSITIVE;
         let exact = self.problem.nodes.iter().zip(&self.usable).all(|(node, used)| !used || node.frontier.is_exact());
+        let mut thin = false;
         loop {
             let guess = (lower_bound + gap).min(limit);
-            if let Some(found) = self.programme(&best, guess * (1.0 + TIE)) {
-                let proved = if exact && !found.thinned { found.time } else { lower_bound };
-                return Some(Relaxed { time: found.time, picks: found.picks, lower_bound: proved });
+            match self.programme(&rates, guess * (1.0 + TIE), thin) {
+                Run::Found { time, picks } => {
+                    let proved = if exact && !thin { time } else { lower_bound };
+                    return Some(Relaxed { time, picks, lower_bound: proved });
+                }
+                Run::TooMuch => {
+                    thin = true;
+                    continue;
+                }
+                Run::Nothing => {}
             }
             if guess >= limit {
                 return None;
@@ -317,48 +372,45 @@ impl<'a> Case<'a> {
     }
 
     /// The dynamic programme, without pairs whose bound lies above the guess.
-    fn programme(&self, rate: &Rate, guess: f64) -> Option<Found> {
+    fn programme(&self, rates: &Rates, guess: f64, thin: bool) -> Run {
         let nodes = &self.problem.nodes;
-        let bound = |index: usize, freed: u64| {
-            let missing = self.to_come[index].saturating_sub(freed);
-            let lagrange = rate.to_come[index] + rate.per_byte * (self.to_come[index] as f64 - freed as f64);
-            if missing == 0 { lagrange.max(0.0) } else { lagrange.max(f64::MIN_POSITIVE) }
-        };
         // Least reduced time of all that can come before.
         let mut before = vec![f64::INFINITY; nodes.len() + 1];
         before[0] = 0.0;
         let mut choices: Vec<(u32, u32, u32)> = Vec::new();
         let mut pairs: Vec<Vec<Pair>> = vec![Vec::new(); nodes.len() + 1];
         pairs[0].push(Pair { freed: 0, time: 0.0, choice: NO_CHOICE });
-        let mut thinned = false;
+        let mut work = 0;
         for (index, node) in nodes.iter().enumerate() {
             before[index + 1] = before[index + 1].min(before[index]);
             let mut here = std::mem::take(&mut pairs[index]);
             keep_undominated(&mut here);
-            while here.len() > MOST_PAIRS {
-                thinned = true;
-                let mut odd = false;
-                here.retain(|_| {
-                    odd = !odd;
-                    odd
-                });
+            if thin {
+                let credit = rates.credit[index];
+                thin_out(&mut here, FEW_PAIRS, |pair| (pair.freed, pair.time - credit * pair.freed as f64));
             }
             if self.usable[index] {
-                let reduced_before = before[index];
-                let least = node.frontier.least_reduced_time(rate.per_byte);
-                before[node.next] = before[node.next].min(reduced_before + least);
-                let whole_need = rate.per_byte * self.to_come[0] as f64;
-                for (position, point) in node.frontier.points().iter().enumerate() {
-                    let reduced = point.time.0 - rate.per_byte * point.freed.0 as f64;
-                    if reduced_before + reduced + rate.to_come[node.next] + whole_need > guess {
-                        continue;
-                    }
+                let rate = rates.worth[self.end_ranks[index]];
+                let reduced = |point: &Point| point.time.0 - rate * point.freed.0 as f64;
+                let (freed, time) = node.frontier.cheapest(rate);
+                before[node.next] = before[node.next].min(before[index] + time - rate * freed);
+                let others = before[index] + rates.to_come[node.next] + rates.owed[0];
+                let mut points: Vec<(usize, &Point)> = node.frontier.points().iter().enumerate().collect();
+                points.retain(|(_, point)| others + reduced(point) <= guess);
+                if thin {
+                    thin_out(&mut points, FEW_POINTS, |(_, point)| (point.freed.0, reduced(point)));
+                }
+                work += points.len() * here.len();
+                if !thin && work > MOST_WORK {
+                    return Run::TooMuch;
+                }
+                for (position, point) in points {
                     for pair in &here {
                         if pair.freed < self.to_choose[index] {
                             break;
                         }
                         let (freed, time) = (pair.freed + point.freed.0, pair.time + point.time.0);
-                        if freed < self.after[index] || time + bound(node.next, freed) > guess {
+                        if freed < self.after[index] || time + rates.bound(node.next, freed) > guess {
                             continue;
                         }
                         choices.push((
@@ -371,10 +423,11 @@ impl<'a> Case<'a> {
                     }
                 }
             }
-            here.retain(|pair| pair.freed >= self.to_skip[index] && pair.time + bound(index + 1, pair.freed) <= guess);
+            here.retain(|pair| pair.freed >= self.to_skip[index] && pair.time + rates.bound(index + 1, pair.freed) <= guess);
             pairs[index + 1].append(&mut here);
         }
-        let last = pairs[nodes.len()].iter().min_by(|a, b| a.time.total_cmp(&b.time).then(b.freed.cmp(&a.freed)))?;
+        let last = pairs[nodes.len()].iter().min_by(|a, b| a.time.total_cmp(&b.time).then(b.freed.cmp(&a.freed)));
+        let Some(last) = last else { return Run::Nothing };
         let mut picks = Vec::new();
         let mut choice = last.choice;
         while choice != NO_CHOICE {
@@ -383,8 +436,38 @@ impl<'a> Case<'a> {
             choice = earlier;
         }
         picks.reverse();
-        Some(Found { time: last.time, picks, thinned })
+        Run::Found { time: last.time, picks }
     }
+}
+
+/// Keeps `most` of many: the range of bytes is cut into equal parts, and of each part the one with the least reduced time
+/// stays. The one with the most bytes always does.
+fn thin_out<T>(many: &mut Vec<T>, most: usize, place: impl Fn(&T) -> (u64, f64)) {
+    if many.len() <= most {
+        return;
+    }
+    let bytes = |item: &T| place(item).0;
+    let (low, high) = many.iter().map(bytes).fold((u64::MAX, 0), |(low, high), at| (low.min(at), high.max(at)));
+    let part = |item: &T| {
+        let share = (bytes(item) - low) as f64 / (high - low).max(1) as f64;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a small number")]
+        let part = (share * (most - 1) as f64) as usize;
+        part
+    };
+    let mut best: Vec<Option<usize>> = vec![None; most];
+    for (index, item) in many.iter().enumerate() {
+        let slot = &mut best[part(item)];
+        let better = slot.is_none_or(|other| place(item).1 < place(&many[other]).1) || bytes(item) == high;
+        if better {
+            *slot = Some(index);
+        }
+    }
+    let mut index = 0;
+    let kept: Vec<usize> = best.into_iter().flatten().collect();
+    many.retain(|_| {
+        index += 1;
+        kept.contains(&(index - 1))
+    });
 }
 
 /// Sorts by bytes freed, the most first, and keeps those that take less time than all before.

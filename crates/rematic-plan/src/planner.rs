@@ -64,6 +64,10 @@ impl Problem<'_> {
             let lower_bound = *lower_bound.get_or_insert(relaxed.lower_bound);
             let checkpoints = exact::checkpoints(self, &relaxed.picks);
             let replayed = self.tighten(budget, &relaxed.picks, &checkpoints, &mut tightening);
+            if std::env::var("DBG").is_ok() {
+                if let Some(at) = replayed.at { let op = self.trace.op(at.op);
+                eprintln!("peak-budget {} at {} {} again {} rank {} of {} module {:?} time {} lb {}", replayed.peak.0 as i64 - budget.0 as i64, self.trace.op_name(op), op.phase, at.again, self.rank_of_op[at.op.index()], self.ceilings.len(), self.trace.module_of(op).map(|m| self.trace.path(m)), relaxed.time, relaxed.lower_bound); }
+            }
             if replayed.peak <= budget {
                 return Some(Solution { checkpoints, replayed, lower_bound: Millis(lower_bound) });
             }

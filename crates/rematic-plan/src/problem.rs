@@ -230,7 +230,7 @@ fn nodes(
     allowed: &[bool],
     whole: bool,
 ) -> Vec<Node> {
-    let mut candidates = Candidates::new(trace, ledger, costs);
+    let mut candidates = Candidates::new(trace, regions, ledger, costs);
     // Equal layers share one frontier.
     let mut known: HashMap<Vec<u64>, (Rc<Candidate>, Rc<Frontier>)> = HashMap::new();
     let mut nodes: Vec<Node> = Vec::new();

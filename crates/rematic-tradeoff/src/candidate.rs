@@ -1,5 +1,5 @@
 use rematic_cost::Costs;
-use rematic_memory::{Ledger, Region, births};
+use rematic_memory::{Ledger, Region, Regions, births};
 use rematic_trace::{Bytes, Event, Millis, OpId, StepTrace, StorageId};
 
 use crate::Lifetimes;
@@ -23,6 +23,9 @@ pub struct Item {
 pub struct Candidate {
     /// What autograd alone holds of it when its backward begins.
     pub held_by_autograd: Bytes,
+    /// Inputs that checkpointing it keeps, and that are gone without: the input of a layer whose backward needs only a
+    /// copy of it in another type.
+    pub kept_inputs: Bytes,
     /// What is freed between its forward and its backward if as little as possible is saved.
     pub droppable: Bytes,
     /// What must be recomputed whatever the policy: operators that cannot be saved.
@@ -52,6 +55,7 @@ impl Candidate {
     pub fn signature(&self) -> Vec<u64> {
         let mut signature = vec![
             self.held_by_autograd.0,
+            self.kept_inputs.0,
             self.droppable.0,
             self.rebuilt.0,
             self.fixed_time.0.to_bits(),
@@ -72,6 +76,8 @@ pub struct Candidates<'a> {
     ledger: &'a Ledger,
     costs: &'a Costs,
     lifetimes: Lifetimes,
+    /// Storages that regions beside each other read: which of them keeps one is not known before the plan is.
+    shared: Vec<bool>,
     /// Holds per storage, while a region is run through; zero in between.
     holds: Vec<u32>,
 }
@@ -79,8 +85,17 @@ pub struct Candidates<'a> {
 impl<'a> Candidates<'a> {
     /// `ledger` tells the size of storages, `costs` how long operators take.
     #[must_use]
-    pub fn new(trace: &'a StepTrace, ledger: &'a Ledger, costs: &'a Costs) -> Self {
-        Candidates { trace, ledger, costs, lifetimes: Lifetimes::new(trace), holds: vec![0; trace.storages().len()] }
+    pub fn new(trace: &'a StepTrace, regions: &Regions, ledger: &'a Ledger, costs: &'a Costs) -> Self {
+        let count = trace.storages().len();
+        let mut shared = vec![false; count];
+        let mut last_reader_ends = vec![usize::MAX; count];
+        for region in regions.all() {
+            for input in &region.inputs {
+                let ends = std::mem::replace(&mut last_reader_ends[input.index()], region.ops.end);
+                shared[input.index()] |= ends <= region.ops.start;
+            }
+        }
+        Candidates { trace, ledger, costs, lifetimes: Lifetimes::new(trace), shared, holds: vec![0; count] }
     }
 
     /// Looks at one region, in time linear in its events.
@@ -124,10 +139,19 @@ impl<'a> Candidates<'a> {
             // What is free to recompute is never worth keeping.
         }
         always_saved.sort_unstable();
+        let mut kept_inputs = Bytes(0);
+        for &input in region.inputs.iter().filter(|input| !self.shared[input.index()]) {
+            let needed_inside = self.lifetimes.savers(input).iter().any(|op| region.contains(*op));
+            let released = inside.released(input);
+            if !needed_inside && released < inside.next_exit {
+                kept_inputs += self.ledger.footprint(input);
+                settled = settled.max(released);
+            }
+        }
         let held_by_autograd = inside.held_by_autograd(self.ledger);
-        let droppable = held_by_autograd.saturating_sub(always_kept);
+        let droppable = held_by_autograd.saturating_sub(always_kept).saturating_sub(kept_inputs);
         let rebuilt = inside.rebuilt(self.ledger, &mut self.holds);
-        Candidate { held_by_autograd, droppable, fixed_time, items, always_saved, rebuilt, settled }
+        Candidate { held_by_autograd, kept_inputs, droppable, fixed_time, items, always_saved, rebuilt, settled }
     }
 }
 
@@ -140,7 +164,7 @@ struct Inside<'a> {
 }
 
 impl Inside<'_> {
-    /// Position of the event after which nothing outside the region refers to a storage that it made.
+    /// Position of the event after which nothing outside the region refers to a storage.
     fn released(&self, storage: StorageId) -> usize {
         let savers = self.lifetimes.savers(storage).iter().filter(|op| !self.region.contains(**op));
         savers.map(|op| self.lifetimes.unsaved(*op)).fold(self.lifetimes.dropped(storage), usize::max)

@@ -1,9 +1,11 @@
 use rematic_trace::{Bytes, Millis};
 
-use crate::Candidate;
+use crate::{Candidate, Item};
 
 /// More undominated policies than this are not kept one by one: see [`Frontier::is_exact`].
 const MOST_POINTS: usize = 3000;
+/// Regions with more items than this (whole models) get only the policies on the hull.
+const MOST_ITEMS: usize = 96;
 
 /// One policy of a region: what it frees between forward and backward, and what recomputation takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,18 +28,19 @@ pub struct Frontier {
     points: Vec<Point>,
     /// Chosen item and the choice before it.
     choices: Vec<(u32, u32)>,
-    /// The lower convex hull of all policies, fractional ones included, as steps: (freed, time) differences, the
-    /// cheapest first, from the policy that saves everything.
-    steps: Vec<Step>,
-    start: (i64, f64),
+    /// The lower convex hull of all policies, fractional ones included: what is freed, and when, as the cheapest items are
+    /// dropped one after the other, from the policy that saves everything.
+    hull: Vec<Vertex>,
     exact: bool,
 }
 
-/// One item dropped on the way along the hull.
+/// A corner of the hull.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Step {
-    freed: u64,
+struct Vertex {
+    freed: f64,
     time: f64,
+    /// Time per byte of the item that leads here.
+    rate: f64,
 }
 
 const NO_CHOICE: u32 = u32::MAX;
@@ -47,6 +50,10 @@ impl Frontier {
     #[must_use]
     pub fn new(candidate: &Candidate) -> Self {
         let mut frontier = Frontier::hull_of(candidate);
+        if candidate.items.len() > MOST_ITEMS {
+            frontier.take_hull_points(candidate);
+            return frontier;
+        }
         // Kept bytes ascending, time gained strictly ascending.
         let mut list: Vec<(u64, f64, u32)> = vec![(0, 0.0, NO_CHOICE)];
         let mut order: Vec<usize> = (0..candidate.items.len()).collect();
@@ -87,12 +94,42 @@ impl Frontier {
     }
 
     fn hull_of(candidate: &Candidate) -> Self {
-        let mut steps: Vec<Step> =
-            candidate.items.iter().map(|item| Step { freed: item.bytes.0, time: item.time.0 }).collect();
-        steps.sort_by(|a, b| (a.time * b.freed as f64).total_cmp(&(b.time * a.freed as f64)));
         let kept: u64 = candidate.items.iter().map(|item| item.bytes.0).sum();
-        let start = candidate.droppable.0.cast_signed() - kept.cast_signed();
-        Frontier { points: Vec::new(), choices: Vec::new(), steps, start: (start, candidate.fixed_time.0), exact: true }
+        let mut at = Vertex {
+            freed: candidate.droppable.0 as f64 - kept as f64,
+            time: candidate.fixed_time.0,
+            rate: f64::NEG_INFINITY,
+        };
+        let mut hull = vec![at];
+        for item in cheapest_first(candidate) {
+            let Item { bytes, time, .. } = &candidate.items[item];
+            at = Vertex {
+                freed: at.freed + bytes.0 as f64,
+                time: at.time + time.0,
+                rate: time.0 / bytes.0 as f64,
+            };
+            hull.push(at);
+        }
+        Frontier { points: Vec::new(), choices: Vec::new(), hull, exact: true }
+    }
+
+    /// The policies that drop the cheapest items up to a certain one.
+    fn take_hull_points(&mut self, candidate: &Candidate) {
+        self.exact = false;
+        let order = cheapest_first(candidate);
+        // The policy that saves everything behind a place in the order continues the one for the place behind it.
+        for &item in order.iter().rev() {
+            let rest = self.choices.len().checked_sub(1).map_or(NO_CHOICE, |last| u32::try_from(last).unwrap_or(NO_CHOICE));
+            self.choices.push((u32::try_from(item).unwrap_or(NO_CHOICE), rest));
+        }
+        for dropped in 1..=order.len() {
+            let saved = order.len() - dropped;
+            let choice = saved.checked_sub(1).map_or(NO_CHOICE, |last| u32::try_from(last).unwrap_or(NO_CHOICE));
+            let kept: u64 = order[dropped..].iter().map(|&item| candidate.items[item].bytes.0).sum();
+            if let Some(freed) = candidate.droppable.0.checked_sub(kept) {
+                self.points.push(Point { freed: Bytes(freed), time: Millis(self.hull[dropped].time), choice });
+            }
+        }
     }
 
     /// Merges two lists that are sorted by bytes, and leaves out what is dominated.
@@ -154,23 +191,28 @@ impl Frontier {
     /// The highest time per byte of any item.
     #[must_use]
     pub fn steepest(&self) -> f64 {
-        self.steps.last().map_or(0.0, |step| step.time / step.freed.max(1) as f64)
+        self.hull.iter().map(|vertex| vertex.rate).filter(|rate| rate.is_finite()).fold(0.0, f64::max)
     }
 
-    /// The least of `time - rate * freed` over all policies, fractional ones included: what the region can contribute to
-    /// a Lagrangian bound.
+    /// What is freed, and when, by the policy with the least `time - rate * freed`, fractional policies included: what
+    /// the region can contribute to a Lagrangian bound.
     #[must_use]
-    pub fn least_reduced_time(&self, rate: f64) -> f64 {
-        let (mut freed, mut time) = (self.start.0 as f64, self.start.1);
-        for step in &self.steps {
-            if step.time > rate * step.freed as f64 {
-                break;
-            }
-            freed += step.freed as f64;
-            time += step.time;
-        }
-        time - rate * freed
+    pub fn cheapest(&self, rate: f64) -> (f64, f64) {
+        let behind = self.hull.partition_point(|vertex| vertex.rate <= rate);
+        let vertex = &self.hull[behind - 1];
+        (vertex.freed, vertex.time)
     }
+}
+
+/// The items in the order in which it pays to drop them: the least time per byte first.
+fn cheapest_first(candidate: &Candidate) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..candidate.items.len()).collect();
+    let cost = |index: usize| (candidate.items[index].time.0, candidate.items[index].bytes.0 as f64);
+    order.sort_by(|&a, &b| {
+        let ((time_a, bytes_a), (time_b, bytes_b)) = (cost(a), cost(b));
+        (time_a * bytes_b).total_cmp(&(time_b * bytes_a)).then(a.cmp(&b))
+    });
+    order
 }
 
 /// Keeps every other point, and the first and the last.
@@ -186,11 +228,11 @@ fn thin(list: &mut Vec<(u64, f64, u32)>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Item;
 
     fn candidate(droppable: u64, items: &[(u64, f64)]) -> Candidate {
         Candidate {
             held_by_autograd: Bytes(droppable),
+            kept_inputs: Bytes(0),
             droppable: Bytes(droppable),
             fixed_time: Millis(0.5),
             items: items
@@ -241,7 +283,8 @@ mod tests {
     fn the_hull_lies_below_every_policy() {
         let frontier = Frontier::new(&candidate(90, &[(30, 3.0), (10, 2.0), (25, 1.0), (10, 0.5), (7, 4.0)]));
         for rate in [0.0, 0.01, 0.05, 0.1, 0.2, 1.0] {
-            let bound = frontier.least_reduced_time(rate);
+            let (freed, time) = frontier.cheapest(rate);
+            let bound = time - rate * freed;
             for point in frontier.points() {
                 assert!(point.time.0 - rate * point.freed.0 as f64 >= bound - 1e-9);
             }
