@@ -34,7 +34,8 @@ pub struct GreedyOrder {
     pub inplace_op_groups: BTreeMap<usize, BTreeSet<usize>>,
     /// From the first random operator to all of them.
     pub random_ops_group: BTreeMap<usize, BTreeSet<usize>>,
-    /// The groups that may be recomputed: the most bytes per time first, equals in the order of their first operators.
+    /// The groups that may be recomputed: the most bytes per time first, equals (up to rounding) in the order of their
+    /// first operators. Torch leaves equals in the order of a Python set.
     pub msps_meta: Vec<Msps>,
 }
 
@@ -63,9 +64,19 @@ impl GreedyOrder {
                 msps: if group.runtime.0 > 0.0 { group.memory.0 as f64 / group.runtime.0 } else { f64::MAX },
             })
             .collect();
-        // Stable, so that equals stay in the order of their heads.
-        order.msps_meta.sort_by(|a, b| b.msps.total_cmp(&a.msps));
+        sort_by_msps(&mut order.msps_meta);
         order
+    }
+}
+
+/// Ratios that differ by less than this share are equal: operators with the same bytes per time but different sizes get
+/// ratios that rounding tells apart, one way or the other.
+const EQUAL: f64 = 1e-12;
+
+fn sort_by_msps(groups: &mut [Msps]) {
+    groups.sort_by(|a, b| b.msps.total_cmp(&a.msps));
+    for equals in groups.chunk_by_mut(|a, b| a.msps - b.msps <= EQUAL * a.msps) {
+        equals.sort_by_key(|group| group.op_idx);
     }
 }
 
@@ -86,6 +97,20 @@ mod tests {
         let heads: Vec<usize> = order.msps_meta.iter().map(|group| group.op_idx).collect();
         assert_eq!(heads, [3, 1, 2, 0]);
         assert_eq!(order.recomputed_ops, [4]);
+    }
+
+    #[test]
+    fn rounding_does_not_decide() {
+        let time = 3e-3 / 7.0;
+        let stats = SacStats {
+            func_names: vec!["op".into(); 3],
+            runtimes: [time * 7.0, time * 3.0, time * 49.0].map(Millis).to_vec(),
+            memory: [7, 3, 49].map(Bytes).to_vec(),
+            ..SacStats::default()
+        };
+        let order = GreedyOrder::new(&stats, &OpGroups::new(&stats).unwrap());
+        assert!(order.msps_meta.iter().any(|group| group.msps != order.msps_meta[0].msps), "the test needs rounding");
+        assert_eq!(order.msps_meta.iter().map(|group| group.op_idx).collect::<Vec<_>>(), [0, 1, 2]);
     }
 
     /// Upstream's `force_store_random & len(...) > 0` would let this group of two random operators go.
