@@ -92,10 +92,10 @@ impl Attention {
             query.clone()
         };
         match self.kernel {
-            AttentionKernel::Auto if half => flash(query, key, value),
+            AttentionKernel::Auto if half => flash(query, key, value, self.dropout),
             AttentionKernel::Auto if !grouped => efficient(query, key, value),
             AttentionKernel::Auto | AttentionKernel::Math => self.math(query, key, value),
-            AttentionKernel::Flash if half => flash(query, key, value),
+            AttentionKernel::Flash if half => flash(query, key, value, self.dropout),
             AttentionKernel::Flash => refuse("flash attention takes bf16 and fp16 only; use --attention efficient"),
             AttentionKernel::Efficient if !grouped => efficient(query, key, value),
             AttentionKernel::Efficient => {
@@ -148,7 +148,7 @@ fn dense_like(tensor: &Tensor) -> Layout {
     elementwise_layout(tensor.dtype(), &[tensor.layout()]).unwrap_or_else(|| tensor.layout().clone())
 }
 
-fn flash(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
     let outputs = vec![
         Out::New(dense_like(query)),
         Out::New(Layout::contiguous(Dtype::F32, &query.shape()[..3])),
@@ -164,6 +164,7 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
         [query, key, value],
         outputs,
         gradients,
+        dropout > 0.0,
     )
 }
 
@@ -188,6 +189,8 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
         [query, key, value],
         outputs,
         gradients,
+        // Torch's checkpointing knows this kernel by its tag alone, which says random whether or not it drops weights.
+        true,
     )
 }
 
@@ -197,6 +200,7 @@ fn fused(
     inputs: [&Tensor; 3],
     outputs: Vec<Out<'_>>,
     gradient_layouts: [Layout; 3],
+    random: bool,
 ) -> Tensor {
     let backward = Box::new(move |gradients: &Gradients<'_>| {
         let mut arguments = vec![gradients.output()];
@@ -215,7 +219,7 @@ fn fused(
         Slot::Auxiliary(3),
     ];
     let mut kernel = Kernel::new(name, &inputs, outputs);
-    kernel.flags.random = true;
+    kernel.flags.random = random;
     query.tape().launch_differentiable(kernel, Derivative { inputs: &inputs, saves, backward }).swap_remove(0)
 }
 
