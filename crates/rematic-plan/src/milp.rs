@@ -41,6 +41,8 @@
 //!
 //! Once `y` is known, the `f_i` are computed again without the solver's tolerances; see [`refine`].
 
+mod chain;
+mod cost;
 mod model;
 mod refine;
 
@@ -141,7 +143,8 @@ pub fn milp(graph: &ModuleGraph, options: &MilpOptions) -> Result<MilpOutcome, P
     if let Some((least_budget, module)) = model.shortage() {
         return Ok(MilpOutcome::Infeasible { least_budget, module });
     }
-    let Some(solution) = model.solve(options)? else {
+    let exact = if model.caps.is_empty() { chain::solve(graph, &model).ok() } else { None };
+    let Some(solution) = exact.map_or_else(|| model.solve(options), Ok)? else {
         // The bound of `shortage` is not enough: no single prefix is short, but they cannot all be met together.
         let need = &model.needs[model.needs.len() - 1];
         let least_budget = Bytes(options.budget.0.saturating_add(1));

@@ -48,7 +48,7 @@ fn respects_caps(model: &Model<'_>, chosen: &[&Candidate], saved: &[f64]) -> boo
 }
 
 /// The least bytes at which a candidate costs least. More than none only if its first line falls.
-fn cheapest(candidate: &Candidate) -> f64 {
+pub(super) fn cheapest(candidate: &Candidate) -> f64 {
     let mut at = 0.0;
     while let Some((rate, end)) = step(candidate, at) {
         if rate >= 0.0 {
@@ -60,7 +60,7 @@ fn cheapest(candidate: &Candidate) -> f64 {
 }
 
 /// Time per byte just above `bytes`, and how far it holds; `None` if the candidate saves all it can.
-fn step(candidate: &Candidate, bytes: f64) -> Option<(f64, f64)> {
+pub(super) fn step(candidate: &Candidate, bytes: f64) -> Option<(f64, f64)> {
     if bytes >= candidate.savable {
         return None;
     }
