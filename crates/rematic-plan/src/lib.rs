@@ -11,6 +11,6 @@ mod stats;
 
 pub use error::PlanError;
 pub use graph::{GraphModule, GraphTradeoff, ModuleGraph};
-pub use milp::{MilpChoice, MilpOptions, MilpOutcome, MilpPlan, milp};
+pub use milp::{MilpChoice, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, milp};
 pub use policy::{Decision, optimal_policy};
 pub use stats::{Baseline, ModuleStats, StepStats};

@@ -39,7 +39,11 @@
 //!   negative (an artefact of counting), torch finds every budget infeasible; here it reads `Σ d_j ≤ 0`.
 //! - A module with `IA_i = 0` cannot save anything, and is left out.
 //!
-//! Once `y` is known, the `f_i` are computed again without the solver's tolerances; see [`refine`].
+//! # How
+//! Module trees nest, and what is left after these steps is a chain of sums, which the module `chain` solves exactly in
+//! a millisecond or so. Where modules do not nest in the order of their returns, or `a_i ≥ 0` would be broken, the
+//! general solver `microlp` takes the perspective form as it stands (module `model`). Once `y` is known, the `f_i` are
+//! computed without any tolerance (module `refine`).
 
 mod chain;
 mod cost;
@@ -54,6 +58,17 @@ use serde::Serialize;
 use crate::{ModuleGraph, PlanError};
 use model::Model;
 
+/// How the planner solves its model. Both ways give the best plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MilpMethod {
+    /// Along the chain of running sums, exactly and in milliseconds; where modules do not nest in the order of their
+    /// returns, like [`MilpMethod::General`].
+    #[default]
+    Chain,
+    /// By a general solver. Many equal layers keep it busy: the seed transformer with 32 of them for more than minutes.
+    General,
+}
+
 /// What the planner is asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MilpOptions {
@@ -65,17 +80,30 @@ pub struct MilpOptions {
     pub ac_units: Vec<String>,
     /// Modules that are sharded as a unit. No module around one of them is checkpointed.
     pub fsdp_units: Vec<String>,
-    /// Stop at a plan that is proved to be at most this share slower than the best. Torch stops at 0.05.
+    /// How to solve it.
+    pub method: MilpMethod,
+    /// The general solver stops at a plan that is proved to be at most this share slower than the best. Torch: 0.05.
     pub gap: f64,
-    /// Stop after this time with the best plan found. Torch stops after 180 s.
+    /// The general solver stops after this time with the best plan found.
     pub time_limit: Option<Duration>,
 }
 
+/// Torch stops its solver after this time.
+const TIME_LIMIT: Duration = Duration::from_secs(180);
+
 impl MilpOptions {
-    /// The best plan for a budget on one rank, however long it takes.
+    /// The best plan for a budget on one rank.
     #[must_use]
     pub fn new(budget: Bytes) -> Self {
-        MilpOptions { budget, world_size: 1, ac_units: Vec::new(), fsdp_units: Vec::new(), gap: 0.0, time_limit: None }
+        MilpOptions {
+            budget,
+            world_size: 1,
+            ac_units: Vec::new(),
+            fsdp_units: Vec::new(),
+            method: MilpMethod::default(),
+            gap: 0.0,
+            time_limit: Some(TIME_LIMIT),
+        }
     }
 }
 
@@ -92,9 +120,9 @@ pub enum MilpOutcome {
     Planned(MilpPlan),
     /// No choice of modules meets the budget.
     Infeasible {
-        /// A budget below this cannot be met. It may be that a little more than this is needed.
+        /// No budget below this can be met; this one can, unless the general solver was needed.
         least_budget: Bytes,
-        /// The module whose backward needs it.
+        /// The module whose backward lacks most, even if everything before it is dropped.
         module: usize,
     },
 }
@@ -135,31 +163,76 @@ pub struct MilpChoice {
 pub fn milp(graph: &ModuleGraph, options: &MilpOptions) -> Result<MilpOutcome, PlanError> {
     graph.check()?;
     check(options)?;
-    let model = Model::new(graph, options, &eligible(graph, options)?);
+    let eligible = eligible(graph, options)?;
+    let model = Model::new(graph, options, &eligible);
     let saved = vec![0.0; graph.modules.len()];
     if model.needs.is_empty() {
         return Ok(MilpOutcome::Fits { peak: peak(graph, options.world_size, &saved) });
     }
-    if let Some((least_budget, module)) = model.shortage() {
-        return Ok(MilpOutcome::Infeasible { least_budget, module });
+    let (missing, module) = model.shortage();
+    let least_budget = Bytes(options.budget.0.saturating_add(missing.0.max(1)));
+    if missing > Bytes(0) {
+        return Ok(MilpOutcome::Infeasible { least_budget: least(graph, options, &eligible, least_budget), module });
     }
-    let exact = if model.caps.is_empty() { chain::solve(graph, &model).ok() } else { None };
-    let Some(solution) = exact.map_or_else(|| model.solve(options), Ok)? else {
-        // The bound of `shortage` is not enough: no single prefix is short, but they cannot all be met together.
-        let need = &model.needs[model.needs.len() - 1];
-        let least_budget = Bytes(options.budget.0.saturating_add(1));
-        return Ok(MilpOutcome::Infeasible { least_budget, module: need.module });
+    if options.method == MilpMethod::Chain
+        && let Ok(chosen) = chain::solve(graph, &model)
+    {
+        let Some(chosen) = chosen else {
+            return Ok(MilpOutcome::Infeasible {
+                least_budget: least(graph, options, &eligible, least_budget),
+                module,
+            });
+        };
+        // The chain leaves out the caps; a plan that meets them all the same is the best with them too.
+        if let Some(saved) = refine::refine(&model, &chosen) {
+            return Ok(MilpOutcome::Planned(plan(graph, options, &model, &chosen, &saved, None)));
+        }
+    }
+    let Some(solution) = model.solve(options)? else {
+        return Ok(MilpOutcome::Infeasible { least_budget, module });
     };
-    Ok(MilpOutcome::Planned(plan(graph, options, &model, &solution)))
+    let saved = refine::refine(&model, &solution.chosen).unwrap_or(solution.saved);
+    Ok(MilpOutcome::Planned(plan(graph, options, &model, &solution.chosen, &saved, solution.lower_bound)))
 }
 
-fn plan(graph: &ModuleGraph, options: &MilpOptions, model: &Model<'_>, solution: &model::Solution) -> MilpPlan {
-    let bytes = refine::refine(model, solution);
-    let mut saved = vec![0.0; graph.modules.len()];
+/// The least budget that can be met, given one that none below can be. Found by halving, which takes some 30 runs of the
+/// chain; the given one if the chain does not apply.
+fn least(graph: &ModuleGraph, options: &MilpOptions, eligible: &[bool], bound: Bytes) -> Bytes {
+    let feasible = |budget: Bytes| {
+        let model = Model::new(graph, &MilpOptions { budget, ..options.clone() }, eligible);
+        if model.needs.is_empty() {
+            Some(true)
+        } else {
+            chain::solve(graph, &model).ok().map(|chosen| chosen.is_some())
+        }
+    };
+    let mut most = peak(graph, options.world_size, &vec![0.0; graph.modules.len()]);
+    let mut least = bound;
+    while least < most {
+        let middle = Bytes(u64::midpoint(least.0, most.0));
+        match feasible(middle) {
+            Some(true) => most = middle,
+            Some(false) => least = Bytes(middle.0 + 1),
+            None => return bound,
+        }
+    }
+    least
+}
+
+/// A plan that is the best if no lower bound is given.
+fn plan(
+    graph: &ModuleGraph,
+    options: &MilpOptions,
+    model: &Model<'_>,
+    chosen: &[usize],
+    saved: &[f64],
+    lower_bound: Option<Millis>,
+) -> MilpPlan {
+    let mut saved_by_module = vec![0.0; graph.modules.len()];
     let mut choices = Vec::new();
-    for (&candidate, bytes) in solution.chosen.iter().zip(bytes) {
+    for (&candidate, &bytes) in chosen.iter().zip(saved) {
         let candidate = &model.candidates[candidate];
-        saved[candidate.module] = bytes;
+        saved_by_module[candidate.module] = bytes;
         choices.push(MilpChoice {
             module: candidate.module,
             fqn: graph.modules[candidate.module].fqn.clone(),
@@ -171,8 +244,8 @@ fn plan(graph: &ModuleGraph, options: &MilpOptions, model: &Model<'_>, solution:
     choices.sort_by_key(|choice| choice.module);
     let recompute: Millis = choices.iter().map(|choice| choice.recompute).sum();
     MilpPlan {
-        lower_bound: if solution.proved { recompute } else { Millis(solution.lower_bound.min(recompute.0)) },
-        peak: peak(graph, options.world_size, &saved),
+        lower_bound: lower_bound.filter(|bound| *bound < recompute).unwrap_or(recompute),
+        peak: peak(graph, options.world_size, &saved_by_module),
         recompute,
         choices,
     }

@@ -21,7 +21,7 @@
 use std::rc::Rc;
 
 use super::cost::{Cost, Price};
-use super::model::{Candidate, Model, Solution};
+use super::model::{Candidate, Model};
 use super::refine;
 use crate::ModuleGraph;
 
@@ -67,10 +67,10 @@ impl<'a> Order<'a> {
     }
 }
 
-/// The best choice; `Ok(None)` if there is none. `Err` if the modules do not nest in the order of their returns.
-pub(super) fn solve(graph: &ModuleGraph, model: &Model<'_>) -> Result<Option<Solution>, NotNested> {
+/// The best choice of candidates, ascending; `Ok(None)` if there is none. `Err` if the modules do not nest in the order of their returns.
+pub(super) fn solve(graph: &ModuleGraph, model: &Model<'_>) -> Result<Option<Vec<usize>>, NotNested> {
     let order = Order::new(graph, model).ok_or(NotNested)?;
-    let Some(last_need) = model.needs.last() else { return Ok(None) };
+    let Some(last_need) = model.needs.last() else { return Ok(Some(Vec::new())) };
     // Bytes in units of the last need and time in units of all time, so that both are around one.
     let unit = last_need.bytes;
     let all_time: f64 = model.candidates.iter().map(|candidate| candidate.time).sum();
@@ -102,8 +102,7 @@ pub(super) fn solve(graph: &ModuleGraph, model: &Model<'_>) -> Result<Option<Sol
             (stay, take) => stay.or(take.map(Rc::new)),
         });
     }
-    let chosen = follow(&order, &needs, &prices, &costs, &start);
-    Ok(chosen.map(|chosen| Solution { saved: Vec::new(), chosen, proved: true, lower_bound: 0.0 }))
+    Ok(follow(&order, &needs, &prices, &costs, &start))
 }
 
 /// The modules do not nest in the order of their returns.

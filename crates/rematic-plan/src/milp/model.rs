@@ -3,7 +3,7 @@ use std::time::Duration;
 use microlp::{
     ComparisonOp, Error, OptimizationDirection, Problem, SolutionStatus, SolveOptions, SolveOutcome, Variable,
 };
-use rematic_trace::Bytes;
+use rematic_trace::{Bytes, Millis};
 
 use super::{MilpOptions, whole};
 use crate::{ModuleGraph, PlanError};
@@ -51,7 +51,6 @@ pub(super) struct Need {
 #[derive(Debug)]
 pub(super) struct Model<'a> {
     graph: &'a ModuleGraph,
-    budget: Bytes,
     /// In the order of their positions.
     pub(super) candidates: Vec<Candidate>,
     /// In the order of their positions; bytes ascend.
@@ -67,9 +66,8 @@ pub(super) struct Solution {
     pub(super) chosen: Vec<usize>,
     /// Bytes that each of them saves, within the solver's tolerances.
     pub(super) saved: Vec<f64>,
-    pub(super) proved: bool,
-    /// No plan takes less time, in milliseconds.
-    pub(super) lower_bound: f64,
+    /// No plan takes less time; `None` if this one is proved to be the best.
+    pub(super) lower_bound: Option<Millis>,
 }
 
 impl<'a> Model<'a> {
@@ -97,17 +95,18 @@ impl<'a> Model<'a> {
         let end = needs.last().map_or(0, |need| need.position);
         candidates.retain(|candidate| candidate.position < end);
         caps.retain(|(position, _)| *position <= end);
-        Model { graph, budget: options.budget, candidates, needs, caps }
+        Model { graph, candidates, needs, caps }
     }
 
-    /// The least budget below which some module's backward does not fit, whatever is checkpointed, if it is above the
-    /// given one; and that module.
-    pub(super) fn shortage(&self) -> Option<(Bytes, usize)> {
+    /// The most bytes that some module's backward lacks even if all before it is dropped; and that module.
+    pub(super) fn shortage(&self) -> (Bytes, usize) {
         let missing = |need: &Need| need.bytes - need.most;
-        let worst = self.needs.iter().max_by(|a, b| missing(a).total_cmp(&missing(b)))?;
+        let worst = self.needs.iter().max_by(|a, b| missing(a).total_cmp(&missing(b)));
         // Less than a byte is rounding of the sums.
-        (missing(worst) >= 1.0)
-            .then(|| (Bytes(self.budget.0.saturating_add(whole(missing(worst).ceil()).0)), worst.module))
+        worst.map_or((Bytes(0), 0), |worst| {
+            let bytes = missing(worst);
+            (if bytes < 1.0 { Bytes(0) } else { whole(bytes.ceil()) }, worst.module)
+        })
     }
 
     /// The best choice, or `None` if there is none.
@@ -135,8 +134,8 @@ impl<'a> Model<'a> {
         });
         Ok(Some(Solution {
             saved: saved.collect(),
-            proved: found.status() == SolutionStatus::Optimal,
-            lower_bound: found.stats().best_bound.unwrap_or(0.0).max(0.0) * written.time_unit,
+            lower_bound: (found.status() != SolutionStatus::Optimal)
+                .then(|| Millis(found.stats().best_bound.unwrap_or(0.0).max(0.0) * written.time_unit)),
             chosen,
         }))
     }

@@ -5,14 +5,12 @@
 //! costs least per byte among the modules before it, is optimal: what an earlier need forces cannot be undone by a later
 //! one, which every module before the earlier need serves equally well; and costs per byte only rise.
 
-use super::model::{Candidate, Model, Solution};
+use super::model::{Candidate, Model};
 
-/// Bytes that each chosen candidate saves, in the order of [`Solution::chosen`].
-///
-/// If a cap might bind, raising one module can be forbidden where raising another is not, and the solver's own values
-/// are taken.
-pub(super) fn refine(model: &Model<'_>, solution: &Solution) -> Vec<f64> {
-    let chosen: Vec<&Candidate> = solution.chosen.iter().map(|&index| &model.candidates[index]).collect();
+/// Bytes that each of the chosen candidates saves, in their order; `None` if that breaks a cap. (Raising one module may
+/// then be forbidden where raising another is not.)
+pub(super) fn refine(model: &Model<'_>, chosen: &[usize]) -> Option<Vec<f64>> {
+    let chosen: Vec<&Candidate> = chosen.iter().map(|&index| &model.candidates[index]).collect();
     let mut saved: Vec<f64> = chosen.iter().map(|candidate| cheapest(candidate)).collect();
     for need in &model.needs {
         let before = chosen.iter().take_while(|candidate| candidate.position < need.position).count();
@@ -32,7 +30,7 @@ pub(super) fn refine(model: &Model<'_>, solution: &Solution) -> Vec<f64> {
             missing -= raise;
         }
     }
-    if respects_caps(model, &chosen, &saved) { saved } else { solution.saved.clone() }
+    respects_caps(model, &chosen, &saved).then_some(saved)
 }
 
 fn respects_caps(model: &Model<'_>, chosen: &[&Candidate], saved: &[f64]) -> bool {
