@@ -4,7 +4,7 @@ use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
 use rematic_memory::{Allocator, Timeline};
 use rematic_plan::{
-    GraphModule, GraphTradeoff, MilpOptions, MilpOutcome, MilpPlan, ModuleGraph, PlanError, StepStats, milp,
+    GraphModule, GraphTradeoff, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, ModuleGraph, PlanError, StepStats, milp,
 };
 use rematic_trace::{Bytes, Millis};
 use rematic_tradeoff::Tradeoffs;
@@ -98,6 +98,45 @@ fn by_hand() {
     let plan = planned(run(190));
     assert!((plan.recompute.0 - 10.0).abs() < 1e-9, "{plan:?}");
     assert_eq!(run(189), MilpOutcome::Infeasible { least_budget: Bytes(190), module: 2 });
+}
+
+/// The chain and the general solver agree; the graphs of `tests/milp_check.py` go further.
+#[test]
+fn both_methods_agree() {
+    for budget in 190..290 {
+        let options = MilpOptions::new(Bytes(budget));
+        let chain = planned(milp(&two_layers(), &options).unwrap());
+        let options = MilpOptions { method: MilpMethod::General, ..options };
+        let general = planned(milp(&two_layers(), &options).unwrap());
+        assert!((chain.recompute.0 - general.recompute.0).abs() < 1e-6, "{budget}: {chain:?}, {general:?}");
+    }
+}
+
+/// Layer 1 does not run in the first call of the module that holds it, and returns after it.
+#[test]
+fn modules_that_do_not_nest_are_planned_by_the_general_solver() {
+    let mut graph = two_layers();
+    graph.modules[0].pos_fw_post_order = 1;
+    graph.modules[0].act_total = Bytes(100);
+    graph.modules[2].pos_fw_post_order = 2;
+    let plan = planned(milp(&graph, &MilpOptions::new(Bytes(280))).unwrap());
+    // The root returns before layer 1 now, and could save too; but layer 0 is cheaper.
+    assert_eq!(plan.choices[0].module, 1);
+    assert!((plan.recompute.0 - 1.25).abs() < 1e-6, "{plan:?}");
+}
+
+/// Activations cannot become negative: at layer 1 only 3 bytes are left to save, however cheap layer 0 is.
+#[test]
+fn no_more_is_saved_than_is_there() {
+    let mut graph = two_layers();
+    graph.modules[2].act_total = Bytes(3);
+    let options = |budget| MilpOptions::new(Bytes(budget));
+    let plan = planned(milp(&graph, &options(287)).unwrap());
+    assert_eq!(plan.choices[0].saved, Bytes(3));
+    let plan = planned(milp(&graph, &options(280)).unwrap());
+    // Three bytes of layer 0 and the rest of layer 1 would cost two fixed prices.
+    assert_eq!((plan.choices.len(), plan.choices[0].module), (1, 2), "{plan:?}");
+    assert_eq!((plan.choices[0].saved, plan.peak), (Bytes(10), Bytes(280)), "{plan:?}");
 }
 
 #[test]

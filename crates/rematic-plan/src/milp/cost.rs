@@ -290,7 +290,9 @@ mod tests {
             };
             corner(0, value);
             for (slope, length) in &price.slopes {
-                for _ in 0..(length * 10.0).round() as usize {
+                let mut left = *length;
+                while left > 0.05 {
+                    left -= 0.1;
                     amount += 1;
                     value += slope * 0.1;
                     corner(amount, value);
