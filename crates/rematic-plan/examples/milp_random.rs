@@ -1,6 +1,6 @@
 //! Writes random module graphs with the planner's answers, one JSON object a line, for `tests/milp_check.py`:
 //!
-//!     cargo run --release -p rematic-plan --example milp_random -- [count] [seed] > graphs.jsonl
+//!     cargo run --release -p rematic-plan --example milp_random -- [count] [seed] [most modules] > graphs.jsonl
 
 use std::io::{self, BufWriter, Write};
 
@@ -26,9 +26,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let count: usize = arguments.next().map_or(Ok(300), |text| text.parse())?;
     let mut random = Random(arguments.next().map_or(Ok(1), |text| text.parse())?);
+    let most: usize = arguments.next().map_or(Ok(60), |text| text.parse())?;
     let mut out = BufWriter::new(io::stdout().lock());
     for _ in 0..count {
-        let graph = random.graph();
+        let graph = random.graph(most.max(6));
         let names: Vec<String> = graph.modules.iter().map(|module| module.fqn.clone()).collect();
         let world_size = [1, 2, 4, 8][random.below(4)];
         let highest = highest(&graph, world_size);
@@ -89,9 +90,9 @@ impl Random {
         Bytes(self.below(most) as u64)
     }
 
-    /// A tree of 5 to 60 modules; half of the trees consist of equal layers.
-    fn graph(&mut self) -> ModuleGraph {
-        let count = 5 + self.below(56);
+    /// A tree of 5 to `most` modules; half of the trees consist of equal layers.
+    fn graph(&mut self, most: usize) -> ModuleGraph {
+        let count = 5 + self.below(most - 4);
         let layer = if self.below(2) == 0 { count } else { 3 + self.below(6) };
         let mut parents = vec![None];
         let mut kinds: Vec<usize> = vec![0];
