@@ -1,7 +1,10 @@
-//! What a planner knows about each module of a step.
+//! What a planner knows about each module of a step, and planners.
 //!
 //! [`StepStats`] joins the measured memory ([`rematic_memory::Timeline`]) and the estimated time
 //! ([`rematic_cost::Costs`]) of a step into the table that PyTorch's `ilp_utils` calls `ModStats`.
+//!
+//! Two of torch's planners have their equal here: [`optimal_policy`] (`get_optimal_checkpointing_policy_per_module`) says
+//! which operators of one region to save, and [`milp()`] (`sac_milp`) which modules of a [`ModuleGraph`] to checkpoint.
 
 mod error;
 mod graph;

@@ -54,9 +54,11 @@ fn at_2_4_gib_it_fits() {
 fn at_0_8_gib_nothing_helps() {
     let MilpOutcome::Infeasible { least_budget, module } = seed("0.8GiB") else { panic!() };
     assert_eq!(graph(&Options::default()).modules[module].fqn, "Transformer");
-    // The bound is true, and here it is reached.
-    let above = milp(&graph(&Options::default()), &MilpOptions { world_size: 4, ..MilpOptions::new(least_budget) });
-    assert!(matches!(above, Ok(MilpOutcome::Planned(_))), "{least_budget}: {above:?}");
+    // That budget can be met, and one byte less cannot.
+    let at =
+        |budget| milp(&graph(&Options::default()), &MilpOptions { world_size: 4, ..MilpOptions::new(budget) }).unwrap();
+    assert_eq!(planned(at(least_budget)).peak, least_budget);
+    assert_eq!(at(Bytes(least_budget.0 - 1)), MilpOutcome::Infeasible { least_budget, module });
 }
 
 /// Two layers in a root. Either layer can save 100 of its 120 bytes; the root as much as both.

@@ -60,7 +60,7 @@ pub(super) struct Price {
 /// Values (around 1) that differ by less are the same.
 const SAME: f64 = 1e-13;
 /// Bytes (around 1) by which a need may lie beyond the end of a function, from rounding of sums.
-const BEYOND: f64 = 1e-9;
+const BEYOND: f64 = 1e-12;
 
 impl Cost {
     /// Saving nothing costs nothing, and nothing else is possible.
