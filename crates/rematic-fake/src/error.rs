@@ -17,6 +17,12 @@ pub enum FakeError {
     /// A tensor is too large for 64-bit arithmetic.
     #[error(transparent)]
     TooLarge(#[from] ShapeTooLarge),
+    /// The tensors together are too large for 64-bit arithmetic.
+    #[error("the {storages} storages of the step add up to 2^62 bytes or more; use a smaller batch or smaller sizes")]
+    StepTooLarge {
+        /// How many storages the step has.
+        storages: usize,
+    },
     /// An absurd number of operators.
     #[error("the step has more than {limit} operators; use fewer layers")]
     TooManyOps {
@@ -47,11 +53,11 @@ pub enum FakeError {
         known: String,
     },
     /// A name that is neither a built-in model nor a file.
-    #[error("there is no model or file called `{name}`{suggestion}; `rematic models` lists the models")]
+    #[error("there is no model or file called `{name}`; {suggestion}`rematic models` lists the models")]
     UnknownModel {
         /// The name.
         name: String,
-        /// Empty, or a sentence with the nearest name.
+        /// Empty, or a question with the nearest name.
         suggestion: String,
     },
     /// A config file that is not JSON.

@@ -39,6 +39,10 @@ impl Step {
         forward: impl FnOnce() -> R,
         loss_of: impl FnOnce(&R) -> Tensor,
     ) -> Result<StepTrace, FakeError> {
+        // Sizes that no tensor can have are found before anything runs; nothing is gained by running then.
+        if self.tape.check().is_err() {
+            return self.tape.take_trace();
+        }
         let output = forward();
         self.drop_previous(&output.tensors());
         let loss = loss_of(&output);

@@ -141,10 +141,19 @@ impl Tape {
         self.0.borrow()
     }
 
+    /// The first mistake that was reported.
+    pub(crate) fn check(&self) -> Result<(), FakeError> {
+        self.state().error.clone().map_or(Ok(()), Err)
+    }
+
     pub(crate) fn take_trace(&self) -> Result<StepTrace, FakeError> {
-        let result = self.with(|state| match state.error.clone() {
-            Some(error) => Err(error),
-            None => Ok(std::mem::take(&mut state.trace)),
+        let result = self.check().and_then(|()| {
+            let trace = self.with(|state| std::mem::take(&mut state.trace));
+            // Each tensor is countable by itself, but their sum need not be.
+            match trace.storage_bytes() {
+                Some(_) => Ok(trace),
+                None => Err(FakeError::StepTooLarge { storages: trace.storages().len() }),
+            }
         });
         // They refer to the tape; without this the two would keep each other alive.
         let owned = self.with(|state| (std::mem::take(&mut state.parameters), std::mem::take(&mut state.buffers)));

@@ -16,6 +16,8 @@ use crate::{Allocator, Snapshot};
 pub struct Ledger {
     accounts: Vec<Account>,
     snapshot: Snapshot,
+    /// Parameters, gradients and optimizer state are spread evenly over so many devices.
+    world_size: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +31,16 @@ struct Account {
 impl Account {
     fn is_alive(&self) -> bool {
         self.held || self.saves > 0
+    }
+
+    /// The bytes that this device bears of it.
+    fn counted(&self, world_size: u64) -> Bytes {
+        match self.category {
+            Category::Parameter | Category::Gradient | Category::Optimizer => {
+                Bytes(self.footprint.0.div_ceil(world_size))
+            }
+            _ => self.footprint,
+        }
     }
 }
 
@@ -49,7 +61,38 @@ impl Ledger {
                 Account { footprint, saves: 0, held, category: storage.category }
             })
             .collect();
-        Ledger { accounts, snapshot }
+        Ledger { accounts, snapshot, world_size: 1 }
+    }
+
+    /// The same state with parameters, gradients and optimizer state divided evenly by `world_size`, rounded up.
+    #[must_use]
+    pub fn sharded(mut self, world_size: u64) -> Self {
+        self.world_size = world_size.max(1);
+        let mut snapshot = Snapshot::default();
+        for account in self.accounts.iter().filter(|account| account.is_alive()) {
+            snapshot.add(account.category, account.counted(self.world_size));
+        }
+        self.snapshot = snapshot;
+        self
+    }
+
+    /// The same state with room for a copy of every storage: one that recomputation makes anew while the first may still
+    /// be there. See [`Ledger::copy_of`].
+    #[must_use]
+    pub fn with_copies(mut self) -> Self {
+        let unborn = |account: &Account| Account { saves: 0, held: false, ..*account };
+        self.accounts.extend_from_within(..);
+        let copies = self.accounts.len() / 2;
+        for account in &mut self.accounts[copies..] {
+            *account = unborn(account);
+        }
+        self
+    }
+
+    /// The copy of a storage, in a ledger that has room for copies.
+    #[must_use]
+    pub fn copy_of(&self, storage: StorageId) -> StorageId {
+        StorageId::new(storage.index() + self.accounts.len() / 2)
     }
 
     /// The bytes in use now.
@@ -106,10 +149,12 @@ impl Ledger {
     pub fn recategorize(&mut self, storage: StorageId, category: Category) {
         let Some(account) = self.accounts.get_mut(storage.index()) else { return };
         if account.is_alive() {
-            self.snapshot.subtract(account.category, account.footprint);
-            self.snapshot.add(category, account.footprint);
+            self.snapshot.subtract(account.category, account.counted(self.world_size));
         }
         account.category = category;
+        if account.is_alive() {
+            self.snapshot.add(category, account.counted(self.world_size));
+        }
     }
 
     /// An operator of the trace runs: its new storages are held, and what autograd needs for its backward is saved.
@@ -146,8 +191,8 @@ impl Ledger {
         let before = account.is_alive();
         change(account);
         match (before, account.is_alive()) {
-            (false, true) => self.snapshot.add(account.category, account.footprint),
-            (true, false) => self.snapshot.subtract(account.category, account.footprint),
+            (false, true) => self.snapshot.add(account.category, account.counted(self.world_size)),
+            (true, false) => self.snapshot.subtract(account.category, account.counted(self.world_size)),
             _ => {}
         }
     }

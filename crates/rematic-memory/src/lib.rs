@@ -39,19 +39,23 @@
 //! ```
 
 mod allocator;
+mod checkpoint;
 mod history;
 mod ledger;
 mod module;
 mod peak;
+mod region;
 mod resident;
 mod snapshot;
 mod timeline;
 mod window;
 
 pub use allocator::{Allocator, CUDA_BLOCK};
+pub use checkpoint::{Checkpoint, Ran, births, replay_checkpointed};
 pub use ledger::Ledger;
 pub use module::{ModuleMemory, Pass};
 pub use peak::{Moment, Peak};
+pub use region::{Region, Regions};
 pub use resident::Resident;
 pub use snapshot::Snapshot;
 pub use timeline::Timeline;

@@ -7,13 +7,18 @@
 //! which operators of one region to save, and [`milp()`] (`sac_milp`) which modules of a [`ModuleGraph`] to checkpoint.
 
 mod error;
+mod exact;
 mod graph;
 mod milp;
+mod planner;
 mod policy;
+mod problem;
 mod stats;
 
 pub use error::PlanError;
 pub use graph::{GraphModule, GraphTradeoff, ModuleGraph};
 pub use milp::{MilpChoice, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, milp};
+pub use planner::{Infeasible, Outcome, Solution};
 pub use policy::{Decision, optimal_policy};
+pub use problem::{Limits, LimitsError, Problem, Replayed};
 pub use stats::{Baseline, ModuleStats, StepStats};

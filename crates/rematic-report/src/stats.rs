@@ -156,13 +156,14 @@ impl StatsReport<'_> {
         text
     }
 
-    /// Elements of all parameters; tied ones count once.
+    /// Elements of all parameters; tied ones count once. Saturates: an expanded parameter has more elements than bytes.
     fn parameter_count(&self) -> u64 {
         let mut parameters: Vec<_> =
             self.trace.modules().iter().flat_map(|module| &module.parameters).map(|p| (p.storage, p.layout)).collect();
         parameters.sort_unstable();
         parameters.dedup_by_key(|(storage, _)| *storage);
-        parameters.iter().map(|(_, layout)| self.trace.layouts()[layout.index()].elements()).sum()
+        let elements = parameters.iter().map(|(_, layout)| self.trace.layouts()[layout.index()].elements());
+        elements.fold(0, u64::saturating_add)
     }
 
     fn peak(&self, style: Style) -> String {

@@ -66,6 +66,12 @@ pub enum Fault {
     /// A second module without a parent.
     #[error("it has no parent, but module 0 is the root already")]
     SecondRoot,
+    /// Modules inside modules without end.
+    #[error("it lies more than {limit} modules deep")]
+    TooDeep {
+        /// The deepest that is allowed.
+        limit: usize,
+    },
     /// Two children of one module share a name.
     #[error("a sibling is called `{name}` too")]
     DuplicateName {
@@ -156,15 +162,42 @@ pub enum Fault {
     },
 }
 
+/// What is done with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileAction {
+    /// It is read.
+    Read,
+    /// It is written.
+    Write,
+}
+
+impl FileAction {
+    fn advice(self) -> &'static str {
+        match self {
+            FileAction::Read => "check the path",
+            FileAction::Write => "name a file in a folder that exists and has room",
+        }
+    }
+}
+
+impl std::fmt::Display for FileAction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            FileAction::Read => "read",
+            FileAction::Write => "write",
+        })
+    }
+}
+
 /// A trace file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
     /// The operating system refuses.
-    #[error("cannot {verb} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}; {}", path.display(), action.advice())]
     Io {
-        /// `read` or `write`.
-        verb: &'static str,
+        /// What was tried.
+        action: FileAction,
         /// The file.
         path: PathBuf,
         /// Why.
@@ -214,13 +247,21 @@ pub enum FileError {
         /// What it should say.
         expected: &'static str,
     },
+    /// A version that there never was.
+    #[error("{} has format version 0, which does not exist; write version {known}", path.display())]
+    NoVersion {
+        /// The file.
+        path: PathBuf,
+        /// The newest that is known.
+        known: u32,
+    },
     /// A version that this program does not know.
     #[error("{} has format version {found}; this rematic reads up to {known}: update rematic", path.display())]
     NewerVersion {
         /// The file.
         path: PathBuf,
         /// Its version.
-        found: u32,
+        found: u64,
         /// The newest that is known.
         known: u32,
     },

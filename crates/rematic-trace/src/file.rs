@@ -8,8 +8,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CallId, Category, Event, FileError, Flags, Layout, LayoutId, Module, ModuleId, OpId, OpRecord, Parameter, Phase,
-    StepTrace, StorageId, Tensor,
+    CallId, Category, Dtype, Event, FileAction, FileError, Flags, Layout, LayoutId, Module, ModuleId, OpId, OpRecord,
+    Parameter, Phase, StepTrace, StorageId, Tensor,
 };
 
 /// What the first field of a trace file says.
@@ -38,7 +38,7 @@ impl StepTrace {
             }
             file.flush()
         };
-        write().map_err(|source| FileError::Io { verb: "write", path: path.to_owned(), source })
+        write().map_err(|source| FileError::Io { action: FileAction::Write, path: path.to_owned(), source })
     }
 
     /// Writes the trace as JSON.
@@ -55,7 +55,7 @@ impl StepTrace {
     /// # Errors
     /// If the file cannot be read, is not a trace, is of a newer version, or breaks a rule.
     pub fn read(path: &Path) -> Result<StepTrace, FileError> {
-        let failed = |source| FileError::Io { verb: "read", path: path.to_owned(), source };
+        let failed = |source| FileError::Io { action: FileAction::Read, path: path.to_owned(), source };
         let mut file = File::open(path).map_err(failed)?;
         let mut text = Vec::new();
         (&mut file).take(ZSTD_MAGIC.len() as u64).read_to_end(&mut text).map_err(failed)?;
@@ -84,14 +84,19 @@ impl StepTrace {
         let parsed = serde_json::from_slice::<Document<'_>>(text);
         // A newer version may have any shape, so its header is looked at before the rest is judged.
         let header = match &parsed {
-            Ok(document) => Header { format: Some(document.format.to_string()), version: Some(document.version) },
+            Ok(document) => {
+                Header { format: Some(document.format.to_string()), version: Some(u64::from(document.version)) }
+            }
             Err(_) => serde_json::from_slice(text).unwrap_or_default(),
         };
         if let Some(found) = header.format.filter(|format| format != FORMAT) {
             return Err(FileError::OtherFormat { path: path.to_owned(), found, expected: FORMAT });
         }
-        if let Some(found) = header.version.filter(|version| *version > FORMAT_VERSION) {
+        if let Some(found) = header.version.filter(|version| *version > u64::from(FORMAT_VERSION)) {
             return Err(FileError::NewerVersion { path: path.to_owned(), found, known: FORMAT_VERSION });
+        }
+        if header.version == Some(0) {
+            return Err(FileError::NoVersion { path: path.to_owned(), known: FORMAT_VERSION });
         }
         let document = parsed.map_err(|source| match source.classify() {
             serde_json::error::Category::Eof => {
@@ -111,7 +116,7 @@ impl StepTrace {
 #[derive(Default, Deserialize)]
 struct Header {
     format: Option<String>,
-    version: Option<u32>,
+    version: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -280,7 +285,7 @@ impl<'a> Document<'a> {
         let mut trace = StepTrace::new(&self.model);
         trace.facts = self.facts.into_owned();
         for LayoutRow(dtype, shape, strides) in self.layouts {
-            let dtype = dtype.parse().map_err(|()| format!("unknown dtype `{dtype}`"))?;
+            let dtype = dtype.parse().map_err(|()| format!("unknown dtype `{dtype}`; known are {}", Dtype::names()))?;
             trace.layouts.push(Layout { dtype, shape, strides });
         }
         for module in self.modules {

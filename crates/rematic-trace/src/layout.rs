@@ -52,6 +52,11 @@ impl Dtype {
         (Dtype::C128, "c128"),
     ];
 
+    /// All names in trace files, for messages.
+    pub(crate) fn names() -> String {
+        Self::NAMES.map(|(_, name)| name).join(", ")
+    }
+
     /// Bytes of one element.
     #[must_use]
     pub fn size(self) -> u64 {

@@ -46,7 +46,7 @@ mod trace;
 mod units;
 mod validate;
 
-pub use error::{Fault, FileError, InvalidTrace};
+pub use error::{Fault, FileAction, FileError, InvalidTrace};
 pub use event::Event;
 pub use file::{FORMAT, FORMAT_VERSION};
 pub use id::{CallId, LayoutId, ModuleId, NameId, OpId, StorageId};

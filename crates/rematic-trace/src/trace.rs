@@ -111,6 +111,11 @@ pub struct StepTrace {
     name_ids: HashMap<String, NameId>,
 }
 
+/// The storages of a step must add up to less than this, so that no sum of a few totals overflows.
+const STORAGES_LIMIT: u64 = 1 << 62;
+/// Added to each storage in that sum: no allocator rounds up by more.
+const MOST_ROUNDING: u64 = 2 << 20;
+
 /// Two traces are equal if they say the same; the look-up tables do not matter.
 impl PartialEq for StepTrace {
     fn eq(&self, other: &Self) -> bool {
@@ -165,6 +170,13 @@ impl StepTrace {
     #[must_use]
     pub fn storages(&self) -> &[Storage] {
         &self.storages
+    }
+
+    /// What all storages take together, with room for an allocator's rounding; `None` if that is 2^62 bytes or more,
+    /// which [`StepTrace::validate`] refuses.
+    #[must_use]
+    pub fn storage_bytes(&self) -> Option<u64> {
+        self.storages.iter().try_fold(0, |sum, storage| with_storage(sum, storage.bytes))
     }
 
     /// The operators, in the order of execution.
@@ -349,6 +361,11 @@ impl StepTrace {
         self.name_ids.insert(name.to_owned(), id);
         id
     }
+}
+
+/// The sum with one more storage, if it is countable.
+pub(crate) fn with_storage(sum: u64, bytes: u64) -> Option<u64> {
+    sum.checked_add(bytes)?.checked_add(MOST_ROUNDING).filter(|&sum| sum < STORAGES_LIMIT)
 }
 
 fn extend<T: Copy>(pool: &mut Vec<T>, items: &[T]) -> Range<u32> {

@@ -1,7 +1,12 @@
 use std::collections::HashSet;
 
 use crate::error::Place;
+use crate::trace::with_storage;
 use crate::{CallId, Event, Fault, InvalidTrace, Layout, LayoutId, Module, Op, OpId, StepTrace, StorageId, Tensor};
+
+/// The deepest that modules nest: Python's own limit of recursion. Full names take as much room as the tree is deep, so
+/// without a limit a small file could ask for more memory than there is.
+const MAX_DEPTH: usize = 1000;
 
 impl StepTrace {
     /// Checks every rule that consumers rely on, in time linear in the trace.
@@ -14,6 +19,7 @@ impl StepTrace {
             let id = OpId::new(index);
             self.check_op(id, op).map_err(|fault| self.at_op(id, fault))?;
         }
+        self.check_births()?;
         Walk::new(self).run()
     }
 
@@ -24,23 +30,21 @@ impl StepTrace {
         let mut total: u64 = 0;
         for (row, storage) in self.storages.iter().enumerate() {
             let at = || Place::Row("storages", row);
-            // Allocators round up to at most 2 MiB, so this leaves room for rounding too.
-            total = total
-                .checked_add(storage.bytes)
-                .and_then(|sum| sum.checked_add(1 << 21))
-                .filter(|&sum| sum < 1 << 62)
+            total = with_storage(total, storage.bytes)
                 .ok_or_else(|| InvalidTrace { at: at(), fault: Fault::StoragesTooLarge })?;
             if let Some(op) = storage.birth {
                 check_id("op", op.index(), self.ops.len()).map_err(|fault| InvalidTrace { at: at(), fault })?;
-                let born = StorageId::new(row);
-                if !self.outputs(self.op(op)).iter().any(|tensor| tensor.storage == born) {
-                    return Err(self.at_op(op, Fault::BirthNotReturned { storage: born }));
-                }
             }
         }
         let mut names = HashSet::new();
+        let mut depths: Vec<usize> = Vec::with_capacity(self.modules.len());
         for (row, module) in self.modules.iter().enumerate() {
             self.check_module(row, module, &mut names)
+                .and_then(|()| {
+                    let depth = module.parent.map_or(0, |parent| depths[parent.index()]) + 1;
+                    depths.push(depth);
+                    if depth > MAX_DEPTH { Err(Fault::TooDeep { limit: MAX_DEPTH }) } else { Ok(()) }
+                })
                 .map_err(|fault| InvalidTrace { at: Place::Row("modules", row), fault })?;
         }
         for (row, call) in self.calls.iter().enumerate() {
@@ -49,6 +53,25 @@ impl StepTrace {
                 call.inputs.iter().chain(&call.outputs).try_for_each(|storage| self.check_storage(*storage))
             };
             check().map_err(|fault| InvalidTrace { at: Place::Row("calls", row), fault })?;
+        }
+        Ok(())
+    }
+
+    /// One pass over all outputs: an optimizer's operator may return a storage for each of a million parameters.
+    fn check_births(&self) -> Result<(), InvalidTrace> {
+        let mut returned = vec![false; self.storages.len()];
+        for (index, op) in self.ops.iter().enumerate() {
+            for tensor in self.outputs(op) {
+                let row = tensor.storage.index();
+                if self.storages.get(row).is_some_and(|storage| storage.birth == Some(OpId::new(index))) {
+                    returned[row] = true;
+                }
+            }
+        }
+        for (row, storage) in self.storages.iter().enumerate() {
+            if let Some(op) = storage.birth.filter(|_| !returned[row]) {
+                return Err(self.at_op(op, Fault::BirthNotReturned { storage: StorageId::new(row) }));
+            }
         }
         Ok(())
     }
@@ -82,6 +105,9 @@ impl StepTrace {
         }
         if let Some(call) = op.call {
             check_id("call", call.index(), self.calls.len())?;
+        }
+        if let Some(forward) = op.differentiates {
+            check_id("op", forward.index(), self.ops.len())?;
         }
         match op.differentiates {
             Some(forward) if forward >= id => Err(Fault::DifferentiatesLater { later: forward }),
@@ -171,8 +197,8 @@ impl<'a> Walk<'a> {
                 _ => InvalidTrace { at: Place::Event(row, event), fault },
             })?;
         }
-        let fault = if let Some(&call) = self.open.last() {
-            Fault::CallOpen { call }
+        let fault = if let Some(call) = self.returned.iter().position(|returned| !returned) {
+            Fault::CallOpen { call: CallId::new(call) }
         } else if self.next_op < self.trace.ops.len() {
             Fault::OpsMissing { ran: self.next_op, len: self.trace.ops.len() }
         } else {

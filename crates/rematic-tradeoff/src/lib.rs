@@ -5,6 +5,8 @@
 //! are best recomputed, the [`TradeoffCurve`] of time against memory, and the lines fitted to it ([`PiecewiseFit`]).
 //! [`Tradeoffs`] holds all of it for all regions. The names and numbers are those of torch's `SACEstimator`.
 //!
+//! [`Candidates`] and their exact [`Frontier`] are what the planner that replays works with.
+//!
 //! ```
 //! use rematic_trace::{Bytes, Millis};
 //! use rematic_tradeoff::{SacStats, Tradeoff};
@@ -21,19 +23,25 @@
 //! # Ok::<(), rematic_tradeoff::TradeoffError>(())
 //! ```
 
+mod candidate;
 mod curve;
 mod error;
 mod fit;
+mod frontier;
 mod groups;
+mod lifetime;
 mod order;
 mod region;
 mod sac_stats;
 mod tradeoff;
 
+pub use candidate::{Candidate, Candidates, Item};
 pub use curve::{DISCARD_OFFSET, TradeoffCurve};
 pub use error::TradeoffError;
 pub use fit::PiecewiseFit;
+pub use frontier::{Frontier, Point};
 pub use groups::{Fate, OpGroup, OpGroups};
+pub use lifetime::Lifetimes;
 pub use order::{GreedyOrder, Msps};
 pub use region::{ALWAYS_SKIPPED, Region, RegionFacts};
 pub use sac_stats::SacStats;

@@ -37,10 +37,10 @@ pub(crate) struct SourceArguments {
     #[arg(value_name = "SOURCE")]
     pub(crate) source: String,
     /// Sequences in the batch.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     batch: Option<u64>,
     /// Positions in a sequence.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     seq: Option<u64>,
     /// Type of parameters and activations.
     #[arg(long, value_enum)]
@@ -52,20 +52,29 @@ pub(crate) struct SourceArguments {
     #[arg(long, value_name = "KERNEL", help = "Attention kernel: auto (what CUDA picks), flash, efficient or math")]
     attention: Option<AttentionKernel>,
     /// Number of layers.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     layers: Option<u64>,
     /// All dropout probabilities.
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = probability)]
     dropout: Option<f64>,
     /// Width (seed-transformer only).
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     dim: Option<u64>,
     /// Attention heads (seed-transformer only).
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     heads: Option<u64>,
     /// Vocabulary (seed-transformer only).
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     vocab: Option<u64>,
+}
+
+fn count(text: &str) -> Result<u64, String> {
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| format!("give a whole number from 1 to {}", u64::MAX))
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    let probability = text.parse().ok().filter(|probability| (0.0..1.0).contains(probability));
+    probability.ok_or_else(|| "give a number of at least 0 and below 1".to_owned())
 }
 
 impl SourceArguments {

@@ -18,8 +18,20 @@ pub enum Error {
     /// The device is unknown, or has no rate for the step's types.
     #[error(transparent)]
     Cost(#[from] CostError),
+    /// A source is a directory.
+    #[error("{} is a directory; give {}", path.display(), path.join("config.json").display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A trace whose name does not say so.
+    #[error("{} is a saved trace; rename it to {}", path.display(), path.with_extension("rmt").display())]
+    TraceName {
+        /// The file.
+        path: PathBuf,
+    },
     /// A config file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {source}; give a config.json, a saved trace, or a model that `rematic models` lists", path.display())]
     Read {
         /// The file.
         path: PathBuf,

@@ -38,8 +38,15 @@ impl Source {
         if !looks_like_a_path && !path.exists() {
             return Ok(Source::Model(Box::new(Model::builtin(name)?)));
         }
+        if path.is_dir() {
+            return Err(Error::Directory { path: path.to_owned() });
+        }
         let text = read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-        Ok(Source::Model(Box::new(Model::from_config(name, &text)?)))
+        match Model::from_config(name, &text) {
+            Ok(model) => Ok(Source::Model(Box::new(model))),
+            Err(_) if says_trace(&text) => Err(Error::TraceName { path: path.to_owned() }),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The trace of one step.
@@ -60,6 +67,10 @@ impl Source {
 fn is_trace(path: &Path) -> bool {
     let has = |path: &Path, extension: &str| path.extension() == Some(OsStr::new(extension));
     has(path, "rmt") || has(path, "zst") && path.file_stem().is_some_and(|stem| has(Path::new(stem), "rmt"))
+}
+
+fn says_trace(text: &str) -> bool {
+    serde_json::from_str::<serde_json::Value>(text).is_ok_and(|value| value["format"] == rematic_trace::FORMAT)
 }
 
 fn read(path: &Path) -> std::io::Result<String> {

@@ -48,12 +48,12 @@ pub const BUILTIN: &[Builtin] = &[
     Builtin { name: "qwen3-8b", description: "Qwen3 8B", config: Some(include_str!("builtin/qwen3-8b.json")) },
 ];
 
-/// A sentence that names the nearest built-in model, if one is near.
+/// A question that names the nearest built-in model, if one is near.
 pub(super) fn suggestion(name: &str) -> String {
     BUILTIN
         .iter()
         .map(|entry| (strsim::damerau_levenshtein(name, entry.name), entry.name))
         .min()
         .filter(|(distance, nearest)| *distance <= nearest.len() / 2)
-        .map_or_else(String::new, |(_, nearest)| format!("; did you mean `{nearest}`?"))
+        .map_or_else(String::new, |(_, nearest)| format!("did you mean `{nearest}`? "))
 }

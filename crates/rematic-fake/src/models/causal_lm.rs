@@ -4,7 +4,7 @@ use rematic_trace::Dtype;
 
 use crate::nn::Scope;
 use crate::tensor::Tensor;
-use crate::{ArangeOverload, Tape};
+use crate::{ArangeOverload, Attention, Tape};
 
 /// An activation function as `ACT2FN` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +77,73 @@ pub(super) fn position_ids(tape: &Tape, seq: u64) -> Tensor {
     shifted.unsqueeze(0)
 }
 
-/// What building the causal mask leaves to see when no mask is needed: the positions, expanded over the batch.
+/// What building the causal mask leaves to see when no mask is needed: the positions, expanded over the batch unless
+/// they have its extent already.
 pub(super) fn skip_causal_mask(positions: &Tensor, batch: u64) {
-    drop(positions.expand(&[batch, positions.size(1)]));
+    if positions.size(0) != batch {
+        drop(positions.expand(&[batch, positions.size(1)]));
+    }
+}
+
+/// `create_sliding_window_causal_mask`: which positions see which. `None` if the sequence is shorter than the window, so
+/// that causality says it all.
+pub(super) fn sliding_window_mask(positions: &Tensor, batch: u64, window: u64) -> Option<Tensor> {
+    skip_causal_mask(positions, batch);
+    let (tape, seq) = (positions.tape(), positions.size(1));
+    if seq < window {
+        return None;
+    }
+    let batches = Tensor::arange(tape, batch, ArangeOverload::End);
+    let heads = Tensor::arange(tape, 1, ArangeOverload::End);
+    let indices = || {
+        let numbers = Tensor::arange(tape, seq, ArangeOverload::End);
+        numbers.add_scalar()
+    };
+    let (queries, keys) = (indices(), indices());
+    // The one of batches and that of heads are made, but no pattern looks at them.
+    let _batches = batches.unsqueeze(1).unsqueeze(2).unsqueeze(3);
+    let _heads = heads.unsqueeze(0).unsqueeze(2).unsqueeze(3);
+    let of_queries = queries.unsqueeze(0).unsqueeze(1).unsqueeze(3);
+    let of_keys = keys.unsqueeze(0).unsqueeze(1).unsqueeze(2);
+    let mut mask = of_queries.new_ones(Dtype::Bool);
+    mask = {
+        let near = {
+            let first = of_queries.map("sub.Tensor");
+            of_keys.compare("gt.Tensor", &first)
+        };
+        mask.zip("bitwise_and.Tensor", &near)
+    };
+    mask = {
+        let past = of_keys.compare("le.Tensor", &of_queries);
+        mask.zip("bitwise_and.Tensor", &past)
+    };
+    mask = mask.expand(&[batch, 1, seq, seq]);
+    Some(mask)
+}
+
+/// `sdpa_attention_forward`, up to its transposed output.
+pub(super) fn attend(
+    attention: Attention,
+    queries: &Tensor,
+    keys: &Tensor,
+    values: &Tensor,
+    mask: Option<&Tensor>,
+) -> Tensor {
+    let group = queries.size(1) / keys.size(1).max(1);
+    // Fused kernels that take a mask take no grouped heads.
+    let repeated = (mask.is_some() && group > 1).then(|| (repeat_kv(keys, group), repeat_kv(values, group)));
+    let (keys, values) = repeated.as_ref().map_or((keys, values), |(keys, values)| (keys, values));
+    // A single position counts as decoding, and sees all.
+    let attention = Attention { causal: queries.size(2) > 1, ..attention };
+    let attended = attention.attend(queries, keys, values, mask);
+    let transposed = attended.transpose(1, 2);
+    transposed.contiguous()
+}
+
+fn repeat_kv(heads: &Tensor, group: u64) -> Tensor {
+    let [batch, count, positions, width] = *heads.shape() else { return heads.clone() };
+    let wide = heads.unsqueeze(2).expand(&[batch, count, group, positions, width]);
+    wide.reshape(&[batch, count.saturating_mul(group), positions, width])
 }
 
 /// `ForCausalLMLoss`: cross-entropy in fp32 of every position against the next token.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::Architecture;
 use super::causal_lm::Activation;
 use super::gpt2::Gpt2Config;
-use super::llama::{Family, LlamaConfig};
+use super::llama::{Family, LlamaConfig, Window, WindowLayers};
 use crate::error::FakeError;
 
 /// The model types that have a front end.
@@ -22,8 +22,6 @@ pub(super) struct Parsed {
     pub(super) dtype: Option<Dtype>,
     /// The longest sequence that it was made for.
     pub(super) positions: u64,
-    /// Sequences this long need a mask that is not modelled.
-    pub(super) window: Option<u64>,
 }
 
 pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
@@ -53,7 +51,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
         Architecture::Gpt2(gpt2) => gpt2.positions,
         _ => config.count_or("max_position_embeddings", 2048)?,
     };
-    Ok(Parsed { window: window(&config, found)?, dtype: dtype(&config)?, positions, architecture })
+    Ok(Parsed { dtype: dtype(&config)?, positions, architecture })
 }
 
 fn gpt2(config: &Config<'_>) -> Result<Architecture, FakeError> {
@@ -100,6 +98,7 @@ fn llama(config: &Config<'_>, family: Family) -> Result<Architecture, FakeError>
     if !head_dim.is_multiple_of(2) {
         return Err(config.fault("head_dim", &format!("is {head_dim}; rotary embeddings need an even width")));
     }
+    let layers = config.count("num_hidden_layers")?;
     let attention_bias = match family {
         Family::Mistral => false,
         Family::Qwen2 => true,
@@ -110,7 +109,7 @@ fn llama(config: &Config<'_>, family: Family) -> Result<Architecture, FakeError>
         vocab: config.count("vocab_size")?,
         hidden,
         intermediate: config.count("intermediate_size")?,
-        layers: config.count("num_hidden_layers")?,
+        layers,
         heads,
         key_heads,
         head_dim,
@@ -120,20 +119,35 @@ fn llama(config: &Config<'_>, family: Family) -> Result<Architecture, FakeError>
         output_bias: attention_bias && family != Family::Qwen2,
         mlp_bias: family == Family::Llama && config.flag_or("mlp_bias", false)?,
         attention_dropout: config.probability_or("attention_dropout", 0.0)?,
+        window: window(config, family, layers)?,
     }))
 }
 
-/// The sliding window that is in force in some layer.
-fn window(config: &Config<'_>, family: &str) -> Result<Option<u64>, FakeError> {
+/// The sliding window that is in force, and in which layers.
+fn window(config: &Config<'_>, family: Family, layers: u64) -> Result<Option<Window>, FakeError> {
     let in_force = match family {
-        "mistral" => true,
-        "qwen2" | "qwen3" => config.flag_or("use_sliding_window", false)?,
-        _ => false,
+        Family::Llama => false,
+        Family::Mistral => true,
+        Family::Qwen2 | Family::Qwen3 => config.flag_or("use_sliding_window", false)?,
     };
-    if !in_force || config.fields.get("sliding_window").is_some_and(Value::is_null) {
-        return Ok(None);
-    }
-    config.count_or("sliding_window", 4096).map(Some)
+    let size = if !in_force || config.fields.get("sliding_window").is_some_and(Value::is_null) {
+        None
+    } else {
+        Some(config.count_or("sliding_window", 4096)?)
+    };
+    let layers = match family {
+        Family::Llama | Family::Mistral => WindowLayers::All,
+        Family::Qwen2 | Family::Qwen3 => match config.layer_types(layers)? {
+            Some(listed) if size.is_none() && listed.contains(&true) => {
+                let problem =
+                    "lists sliding_attention, but no window is in force; set use_sliding_window and sliding_window";
+                return Err(config.fault("layer_types", problem));
+            }
+            Some(listed) => WindowLayers::Listed(listed),
+            None => WindowLayers::From(config.whole_or("max_window_layers", 28)?),
+        },
+    };
+    Ok(size.map(|size| Window { size, layers }))
 }
 
 fn dtype(config: &Config<'_>) -> Result<Option<Dtype>, FakeError> {
@@ -188,6 +202,31 @@ impl Config<'_> {
 
     fn count_or(&self, field: &str, default: u64) -> Result<u64, FakeError> {
         if self.get(field).is_some() { self.count(field) } else { Ok(default) }
+    }
+
+    /// A count that may be zero.
+    fn whole_or(&self, field: &str, default: u64) -> Result<u64, FakeError> {
+        let Some(value) = self.get(field) else { return Ok(default) };
+        value.as_u64().ok_or_else(|| self.fault(field, &format!("is {value}; it must be a whole number")))
+    }
+
+    /// For each layer, whether `layer_types` gives it the sliding window.
+    fn layer_types(&self, layers: u64) -> Result<Option<Vec<bool>>, FakeError> {
+        let Some(value) = self.get("layer_types") else { return Ok(None) };
+        let list = value.as_array().ok_or_else(|| self.fault("layer_types", "must be a list"))?;
+        if list.len() as u64 != layers {
+            let problem = format!("has {} entries, but num_hidden_layers is {layers}", list.len());
+            return Err(self.fault("layer_types", &problem));
+        }
+        let kinds = list.iter().map(|kind| match kind.as_str() {
+            Some("full_attention") => Ok(false),
+            Some("sliding_attention") => Ok(true),
+            _ => Err(self.unsupported(
+                &format!("a layer of type {kind}"),
+                "layer_types may hold full_attention and sliding_attention",
+            )),
+        });
+        kinds.collect::<Result<_, _>>().map(Some)
     }
 
     fn flag_or(&self, field: &str, default: bool) -> Result<bool, FakeError> {

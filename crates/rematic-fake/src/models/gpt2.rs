@@ -145,7 +145,7 @@ impl SelfAttention {
             c_proj,
             resid_dropout: Dropout::new(&scope, "resid_dropout", config.resid_dropout),
             heads: config.heads,
-            attention: Attention { kernel, dropout: config.attn_dropout },
+            attention: Attention { kernel, dropout: config.attn_dropout, ..Attention::default() },
             scope,
         }
     }
@@ -164,11 +164,7 @@ impl SelfAttention {
             keys = keys.view(&split).transpose(1, 2);
             values = values.view(&split).transpose(1, 2);
             queries = queries.view(&split).transpose(1, 2);
-            let mut output = {
-                let attended = self.attention.attend(&queries, &keys, &values);
-                let transposed = attended.transpose(1, 2);
-                transposed.contiguous()
-            };
+            let mut output = causal_lm::attend(self.attention, &queries, &keys, &values, None);
             output = output.reshape(&[batch, seq, width]);
             output = self.c_proj.forward(&output);
             output = self.resid_dropout.forward(&output);

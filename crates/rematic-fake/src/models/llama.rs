@@ -51,6 +51,37 @@ pub(super) struct LlamaConfig {
     pub(super) output_bias: bool,
     pub(super) mlp_bias: bool,
     pub(super) attention_dropout: f64,
+    pub(super) window: Option<Window>,
+}
+
+/// A window that slides over the sequence.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    /// Positions that are seen.
+    pub(super) size: u64,
+    pub(super) layers: WindowLayers,
+}
+
+/// The layers whose attention has the window; the others see all that is past.
+#[derive(Clone, Debug)]
+pub(super) enum WindowLayers {
+    All,
+    From(u64),
+    /// One entry a layer. It repeats where a user asks for more layers than the config has.
+    Listed(Vec<bool>),
+}
+
+impl WindowLayers {
+    fn contains(&self, layer: u64) -> bool {
+        match self {
+            WindowLayers::All => true,
+            WindowLayers::From(first) => layer >= *first,
+            WindowLayers::Listed(layers) => {
+                let place = usize::try_from(layer).unwrap_or(0) % layers.len().max(1);
+                layers.get(place) == Some(&true)
+            }
+        }
+    }
 }
 
 pub(super) struct LlamaForCausalLm {
@@ -86,6 +117,8 @@ struct LlamaModel {
     layers: Vec<DecoderLayer>,
     norm: RmsNorm,
     rotary_emb: RotaryEmbedding,
+    family: Family,
+    window: Option<Window>,
 }
 
 impl LlamaModel {
@@ -97,21 +130,36 @@ impl LlamaModel {
         let layers = (0..config.layers).map(|index| DecoderLayer::new(&list, index, config, kernel)).collect();
         let norm = RmsNorm::new(&scope, "norm", &format!("{prefix}RMSNorm"), config.hidden);
         let rotary_emb = RotaryEmbedding::new(&scope, config);
-        LlamaModel { scope, embed_tokens, layers, norm, rotary_emb }
+        // The window counts only if some layer has it.
+        let window =
+            config.window.clone().filter(|window| (0..config.layers).any(|layer| window.layers.contains(layer)));
+        LlamaModel { scope, embed_tokens, layers, norm, rotary_emb, family: config.family, window }
     }
 
     fn forward(&self, tokens: &Tensor) -> Tensor {
         self.scope.call(&[], || {
             let embedded = self.embed_tokens.forward(tokens);
             let positions = causal_lm::position_ids(tokens.tape(), tokens.size(1));
-            causal_lm::skip_causal_mask(&positions, tokens.size(0));
+            let mask = self.mask(&positions, tokens.size(0));
             let mut hidden = embedded.clone();
             let rotary = self.rotary_emb.forward(&hidden, &positions);
-            for layer in &self.layers {
-                hidden = layer.forward(&hidden, &rotary);
+            for (index, layer) in (0..).zip(&self.layers) {
+                let windowed = self.window.as_ref().is_some_and(|window| window.layers.contains(index));
+                hidden = layer.forward(&hidden, &rotary, mask.as_ref().filter(|_| windowed));
             }
             self.norm.forward(&hidden)
         })
+    }
+}
+
+impl LlamaModel {
+    /// The mask of the layers with a window. Mistral makes it instead of the causal one, the others besides.
+    fn mask(&self, positions: &Tensor, batch: u64) -> Option<Tensor> {
+        if self.window.is_none() || self.family != Family::Mistral {
+            causal_lm::skip_causal_mask(positions, batch);
+        }
+        let window = self.window.as_ref()?;
+        causal_lm::sliding_window_mask(positions, batch, window.size)
     }
 }
 
@@ -181,11 +229,11 @@ impl DecoderLayer {
         }
     }
 
-    fn forward(&self, input: &Tensor, rotary: &(Tensor, Tensor)) -> Tensor {
+    fn forward(&self, input: &Tensor, rotary: &(Tensor, Tensor), mask: Option<&Tensor>) -> Tensor {
         self.scope.call(&[input], || {
             let mut residual = input.clone();
             let mut hidden = self.input_layernorm.forward(input);
-            hidden = self.self_attn.forward(&hidden, rotary);
+            hidden = self.self_attn.forward(&hidden, rotary, mask);
             hidden = residual.add(&hidden);
             residual = hidden.clone();
             hidden = self.post_attention_layernorm.forward(&hidden);
@@ -225,34 +273,30 @@ impl SelfAttention {
             head_dim: config.head_dim,
             heads: config.heads,
             key_heads: config.key_heads,
-            attention: Attention { kernel, dropout: config.attention_dropout },
+            attention: Attention { kernel, dropout: config.attention_dropout, ..Attention::default() },
             scope,
         }
     }
 
     /// Called with keyword arguments only.
-    fn forward(&self, input: &Tensor, rotary: &(Tensor, Tensor)) -> Tensor {
+    fn forward(&self, input: &Tensor, rotary: &(Tensor, Tensor), mask: Option<&Tensor>) -> Tensor {
         self.scope.call(&[], || {
             let (batch, seq) = (input.size(0), input.size(1));
             let heads_of = |projection: &Linear, heads: u64, norm: Option<&RmsNorm>| {
-                let split = {
+                let mut split = {
                     let projected = projection.forward(input);
                     projected.view(&[batch, seq, heads, self.head_dim])
                 };
-                match norm {
-                    Some(norm) => norm.forward(&split).transpose(1, 2),
-                    None => split.transpose(1, 2),
+                if let Some(norm) = norm {
+                    split = norm.forward(&split);
                 }
+                split.transpose(1, 2)
             };
             let mut queries = heads_of(&self.q_proj, self.heads, self.norms.as_ref().map(|norms| &norms.0));
             let mut keys = heads_of(&self.k_proj, self.key_heads, self.norms.as_ref().map(|norms| &norms.1));
             let values = heads_of(&self.v_proj, self.key_heads, None);
             (queries, keys) = rotate(&queries, &keys, rotary);
-            let mut output = {
-                let attended = self.attention.attend(&queries, &keys, &values);
-                let transposed = attended.transpose(1, 2);
-                transposed.contiguous()
-            };
+            let mut output = causal_lm::attend(self.attention, &queries, &keys, &values, mask);
             output = output.reshape(&[batch, seq, self.heads.saturating_mul(self.head_dim)]);
             output = self.o_proj.forward(&output);
             output

@@ -66,8 +66,6 @@ pub struct Model {
     dtype: Dtype,
     optimizer: Optimizer,
     attention: AttentionKernel,
-    /// A sequence must be shorter than this.
-    window: Option<u64>,
 }
 
 impl Model {
@@ -88,7 +86,6 @@ impl Model {
                 dtype: Dtype::F32,
                 optimizer: Optimizer::default(),
                 attention: AttentionKernel::default(),
-                window: None,
                 architecture: Architecture::Seed(seed),
             });
         };
@@ -104,12 +101,10 @@ impl Model {
         Ok(Model {
             name: name.to_owned(),
             batch: 1,
-            // Below the window, so that the defaults always work.
-            seq: parsed.positions.min(DEFAULT_SEQ).min(parsed.window.map_or(u64::MAX, |window| window.max(2) - 1)),
+            seq: parsed.positions.min(DEFAULT_SEQ),
             dtype: parsed.dtype.unwrap_or(Dtype::F32),
             optimizer: Optimizer::default(),
             attention: AttentionKernel::default(),
-            window: parsed.window,
             architecture: parsed.architecture,
         })
     }
@@ -209,13 +204,6 @@ impl Model {
         };
         if layers > MAX_LAYERS {
             return Err(out_of_range("layers", layers, &format!("it must be at most {MAX_LAYERS}")));
-        }
-        if let Some(window) = self.window.filter(|window| self.seq >= *window) {
-            return Err(FakeError::UnsupportedFeature {
-                file: self.name.clone(),
-                what: format!("a sequence of {} with a sliding window of {window}", self.seq),
-                instead: format!("use --seq {} or less, or set sliding_window to null", window - 1),
-            });
         }
         Ok(())
     }

@@ -128,7 +128,7 @@ impl SelfAttention {
             wv: projection("wv"),
             wo: projection("wo"),
             heads: options.heads,
-            attention: Attention { kernel, dropout: options.dropout },
+            attention: Attention { kernel, dropout: options.dropout, ..Attention::default() },
             scope,
         }
     }
@@ -145,7 +145,7 @@ impl SelfAttention {
             queries = queries.transpose(1, 2);
             keys = keys.transpose(1, 2);
             values = values.transpose(1, 2);
-            let mut output = self.attention.attend(&queries, &keys, &values);
+            let mut output = self.attention.attend(&queries, &keys, &values, None);
             output = {
                 let transposed = output.transpose(1, 2);
                 transposed.reshape(&[batch, seq, dim])

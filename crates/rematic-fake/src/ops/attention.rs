@@ -53,20 +53,29 @@ impl FromStr for AttentionKernel {
     }
 }
 
-/// Causal scaled-dot-product attention.
-#[derive(Clone, Copy, Debug, Default)]
+/// Scaled-dot-product attention, causal unless it is told otherwise.
+#[derive(Clone, Copy, Debug)]
 pub struct Attention {
     /// The kernel.
     pub kernel: AttentionKernel,
     /// The share of attention weights that is dropped.
     pub dropout: f64,
+    /// Whether a position sees only those before it. The math kernel makes a mask of it; the others do without.
+    pub causal: bool,
+}
+
+impl Default for Attention {
+    fn default() -> Self {
+        Attention { kernel: AttentionKernel::default(), dropout: 0.0, causal: true }
+    }
 }
 
 impl Attention {
     /// Attends with queries, keys and values of shape `[batch, heads, positions, width]`; keys and values may have
-    /// fewer heads, each shared by a group of query heads.
+    /// fewer heads, each shared by a group of query heads. A boolean mask, of a shape that broadcasts to
+    /// `[batch, heads, positions, positions]`, stands in for causality.
     #[must_use]
-    pub fn attend(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+    pub fn attend(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
         let grouped = query.size(1) != key.size(1);
         let half = query.dtype() != Dtype::F32;
         let fits = query.shape().len() == 4
@@ -83,53 +92,67 @@ impl Attention {
             });
             return query.clone();
         }
-        let refuse = |rule: &str| {
-            query.tape().fail(FakeError::Option {
-                name: "attention".to_owned(),
-                value: self.kernel.to_string(),
-                rule: rule.to_owned(),
-            });
+        let refuse = |rule: String| {
+            query.tape().fail(FakeError::Option { name: "attention".to_owned(), value: self.kernel.to_string(), rule });
             query.clone()
         };
+        let masked = mask.is_some();
+        let efficient = || {
+            let bias = mask.map(|mask| mask.as_bias(query.dtype()).aligned_bias(query, key));
+            efficient(query, key, value, bias.as_ref())
+        };
         match self.kernel {
-            AttentionKernel::Auto if half => flash(query, key, value, self.dropout),
-            AttentionKernel::Auto if !grouped => efficient(query, key, value),
-            AttentionKernel::Auto | AttentionKernel::Math => self.math(query, key, value),
-            AttentionKernel::Flash if half => flash(query, key, value, self.dropout),
-            AttentionKernel::Flash => refuse("flash attention takes bf16 and fp16 only; use --attention efficient"),
-            AttentionKernel::Efficient if !grouped => efficient(query, key, value),
-            AttentionKernel::Efficient => {
-                refuse("the memory-efficient kernel takes no grouped heads; use --attention auto")
+            AttentionKernel::Auto if half && !masked => flash(query, key, value, self.dropout),
+            AttentionKernel::Auto if !grouped => efficient(),
+            AttentionKernel::Auto | AttentionKernel::Math => {
+                let bias = mask.map(|mask| mask.as_bias(query.dtype()));
+                self.math(query, key, value, bias.as_ref())
             }
+            AttentionKernel::Flash if masked => refuse(
+                "flash attention takes no mask, and a sliding window needs one; use --attention efficient".to_owned(),
+            ),
+            AttentionKernel::Flash if half => flash(query, key, value, self.dropout),
+            AttentionKernel::Flash => refuse(format!(
+                "flash attention takes bf16 and fp16, but the step is in {}; use --dtype bf16 or --attention auto",
+                query.dtype()
+            )),
+            AttentionKernel::Efficient if !grouped => efficient(),
+            AttentionKernel::Efficient => refuse(format!(
+                "the memory-efficient kernel takes no grouped heads, but {} query heads share {} key heads; \
+                 use --attention auto",
+                query.size(1),
+                key.size(1)
+            )),
         }
     }
 
     /// The decomposition that PyTorch runs where no fused kernel applies.
-    fn math(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+    fn math(&self, query: &Tensor, key: &Tensor, value: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let dtype = query.dtype();
-        // Half precision is computed in single.
-        let (query, mut key, mut value) = (query.to(Dtype::F32), key.to(Dtype::F32), value.to(Dtype::F32));
+        // Half precision is computed in single. What is derived from the operands does not replace them: all live to
+        // the end.
+        let (query, key, value) = (query.to(Dtype::F32), key.to(Dtype::F32), value.to(Dtype::F32));
         let scaled = query.scale();
-        let mask = causal_mask(&scaled, key.size(2));
-        let group = scaled.size(1) / key.size(1);
-        if group > 1 {
-            key = key.repeat_heads(group);
-            value = value.repeat_heads(group);
-        }
+        let causal = (self.causal && bias.is_none()).then(|| causal_bias(&scaled, key.size(2)));
+        let group = query.size(1) / key.size(1);
+        let (all_keys, all_values) =
+            if group > 1 { (key.repeat_heads(group), value.repeat_heads(group)) } else { (key.clone(), value.clone()) };
         let mut weights = {
             let flipped = {
-                let transposed = key.transpose(-2, -1);
+                let transposed = all_keys.transpose(-2, -1);
                 transposed.scale()
             };
             scaled.batched_matmul(&flipped)
         };
-        weights = weights.add(&mask);
+        // In place where no dispatch mode looks on. The peak is the same: the next operator holds two of them as well.
+        if let Some(bias) = bias.or(causal.as_ref()) {
+            weights = weights.add(bias);
+        }
         weights = weights.safe_softmax();
         weights = weights.dropout(self.dropout);
-        // The weights are returned too, in the input's type; nothing keeps them.
-        let returned = weights.to(dtype);
-        drop(returned);
-        let result = weights.batched_matmul(&value);
+        // The weights are returned too, in the input's type: made before the result, and dropped by the caller.
+        let _returned = weights.to(dtype);
+        let result = weights.batched_matmul(&all_values);
         result.to(dtype)
     }
 }
@@ -162,6 +185,7 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
         "_scaled_dot_product_flash_attention.default",
         "_scaled_dot_product_flash_attention_backward.default",
         [query, key, value],
+        None,
         outputs,
         gradients,
         dropout > 0.0,
@@ -171,7 +195,7 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
 /// The kernel writes its log-sum-exp in rows of this many positions.
 const EFFICIENT_ROW: u64 = 32;
 
-fn efficient(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, bias: Option<&Tensor>) -> Tensor {
     let rows = query.size(2).div_ceil(EFFICIENT_ROW).saturating_mul(EFFICIENT_ROW);
     // Log-sum-exp is computed only where backward will need it.
     let rows = if query.requires_grad() { rows } else { 0 };
@@ -187,6 +211,7 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
         "_scaled_dot_product_efficient_attention.default",
         "_scaled_dot_product_efficient_attention_backward.default",
         [query, key, value],
+        bias,
         outputs,
         gradients,
         // Torch's checkpointing knows this kernel by its tag alone, which says random whether or not it drops weights.
@@ -198,6 +223,7 @@ fn fused(
     name: &'static str,
     backward_name: &'static str,
     inputs: [&Tensor; 3],
+    bias: Option<&Tensor>,
     outputs: Vec<Out<'_>>,
     gradient_layouts: [Layout; 3],
     random: bool,
@@ -208,38 +234,55 @@ fn fused(
         let outputs = gradient_layouts.into_iter().map(Out::New).collect();
         gradients.tape.launch(Kernel::new(backward_name, &arguments, outputs)).into_iter().map(Some).collect()
     });
-    let [query, key, value] = inputs;
-    let saves = vec![
-        Slot::Input(query),
-        Slot::Input(key),
-        Slot::Input(value),
-        Slot::Output(0),
-        Slot::Auxiliary(1),
-        Slot::Auxiliary(2),
-        Slot::Auxiliary(3),
-    ];
-    let mut kernel = Kernel::new(name, &inputs, outputs);
+    let arguments: Vec<&Tensor> = inputs.into_iter().chain(bias).collect();
+    let mut saves: Vec<Slot<'_>> = arguments.iter().map(|argument| Slot::Input(argument)).collect();
+    saves.extend([Slot::Output(0), Slot::Auxiliary(1), Slot::Auxiliary(2), Slot::Auxiliary(3)]);
+    let mut kernel = Kernel::new(name, &arguments, outputs);
     kernel.flags.random = random;
-    query.tape().launch_differentiable(kernel, Derivative { inputs: &inputs, saves, backward }).swap_remove(0)
+    inputs[0].tape().launch_differentiable(kernel, Derivative { inputs: &inputs, saves, backward }).swap_remove(0)
 }
 
-fn causal_mask(query: &Tensor, keys: u64) -> Tensor {
-    let tape = query.tape();
-    let create = |name, dtype, shape: &[u64]| {
-        tape.launch_one(Kernel::new(name, &[], vec![Out::New(Layout::contiguous(dtype, shape))]))
-    };
-    let square = [query.size(2), keys];
+fn causal_bias(query: &Tensor, keys: u64) -> Tensor {
+    let square = Layout::contiguous(Dtype::Bool, &[query.size(2), keys]);
     let lower = {
-        let ones = create("ones.default", Dtype::Bool, &square);
+        let ones = query.tape().launch_one(Kernel::new("ones.default", &[], vec![Out::New(square)]));
         ones.map("tril.default")
     };
-    let zero = create("scalar_tensor.default", query.dtype(), &[]);
-    let infinity = create("scalar_tensor.default", query.dtype(), &[]);
-    let layout = Layout::contiguous(query.dtype(), &square);
-    tape.launch_one(Kernel::new("where.self", &[&lower, &zero, &infinity], vec![Out::New(layout)]))
+    lower.as_bias(query.dtype())
 }
 
+/// The memory-efficient kernel reads the rows of a bias in steps of this many elements.
+const BIAS_ALIGNMENT: u64 = 8;
+
 impl Tensor {
+    /// The numbers to add to the scores: 0 where the mask is true, minus infinity elsewhere.
+    fn as_bias(&self, dtype: Dtype) -> Tensor {
+        let number = || {
+            let layout = Layout::contiguous(dtype, &[]);
+            self.tape().launch_one(Kernel::new("scalar_tensor.default", &[], vec![Out::New(layout)]))
+        };
+        let (zero, infinity) = (number(), number());
+        let layout = elementwise_layout(dtype, &[self.layout()]).unwrap_or_else(|| self.layout().clone());
+        self.tape().launch_one(Kernel::new("where.self", &[self, &zero, &infinity], vec![Out::New(layout)]))
+    }
+
+    /// The bias with its rows aligned, padded if need be, and expanded over the heads.
+    fn aligned_bias(self, query: &Tensor, key: &Tensor) -> Tensor {
+        let (keys, strides) = (self.size(-1), &self.layout().strides);
+        let aligned = strides
+            .split_last()
+            .is_none_or(|(last, outer)| *last == 1 && outer.iter().all(|stride| stride.is_multiple_of(BIAS_ALIGNMENT)));
+        let shape = [query.size(0), query.size(1), query.size(2), key.size(2)];
+        if aligned {
+            return self.expand(&shape);
+        }
+        let rows = {
+            let padded = self.pad_last(BIAS_ALIGNMENT - keys % BIAS_ALIGNMENT);
+            padded.slice(-1, 0, keys)
+        };
+        rows.expand(&shape)
+    }
+
     fn scale(&self) -> Tensor {
         let backward = Box::new(|gradients: &Gradients<'_>| vec![Some(gradients.output().map("mul.Scalar"))]);
         let kernel = Kernel::new("mul.Scalar", &[self], vec![Out::New(dense_like(self))]);

@@ -102,6 +102,12 @@ impl Tensor {
         self.tape().launch_one(Kernel::new(name, &[self, other], vec![out]))
     }
 
+    /// An elementwise comparison of two tensors.
+    pub(crate) fn compare(&self, name: &'static str, other: &Tensor) -> Tensor {
+        let out = self.elementwise(name, &[other], Dtype::Bool);
+        self.tape().launch_one(Kernel::new(name, &[self, other], vec![out]))
+    }
+
     fn unary(
         &self,
         name: &'static str,

@@ -55,6 +55,12 @@ impl Tensor {
         total
     }
 
+    /// A single one of another type.
+    pub(crate) fn new_ones(&self, dtype: Dtype) -> Tensor {
+        let layout = Layout::contiguous(dtype, &[]);
+        self.tape().launch_one(Kernel::new("new_ones.default", &[self], vec![Out::New(layout)]))
+    }
+
     /// Numbers from 0 to `end`, as 64-bit integers. `overload` is `default` for `arange(end)` and `start` for
     /// `arange(0, end)`.
     #[must_use]

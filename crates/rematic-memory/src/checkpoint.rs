@@ -1,0 +1,232 @@
+//! The step under a checkpointing plan.
+//!
+//! The rule is that of PyTorch's non-reentrant `torch.utils.checkpoint` with a selective policy:
+//!
+//! - Forward: inside a checkpointed region autograd holds nothing. The outputs of the operators that the policy saves are
+//!   kept in a cache; the region's inputs are kept until its backward is over; everything else dies with its last
+//!   ordinary reference.
+//! - Backward: the first event that needs a saved tensor of the region runs its forward again, in order. A cached output
+//!   is handed back instead of running its operator, and leaves the cache. Recomputation stops as soon as every tensor
+//!   that backward needs is there ([`Region::stop`]); its local variables go with it. Each recomputed tensor lives until
+//!   the backward of the operator that saves it is over.
+//! - What the policy saves at or behind the stop is never handed back: it stays in the cache until the region's backward
+//!   is over.
+
+use rematic_trace::{Event, OpId, StepTrace, StorageId};
+
+use crate::region::needs;
+use crate::{Ledger, Region, Regions, Snapshot};
+
+/// A region that is checkpointed, with its policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// The region, by position in [`Regions::all`].
+    pub region: usize,
+    /// The operators whose outputs are saved, in order. All others are recomputed.
+    pub saved: Vec<OpId>,
+}
+
+/// A moment of the step under a plan: right after an operator has run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ran {
+    /// The operator.
+    pub op: OpId,
+    /// Whether it has run for the second time.
+    pub again: bool,
+}
+
+/// Replays the step under a plan, and calls `after` with the state right after each operator that runs.
+///
+/// The checkpointed regions must not contain each other. `ledger` must be fresh and have room for copies
+/// ([`Ledger::with_copies`]); it is left as the step leaves it.
+pub fn replay_checkpointed(
+    trace: &StepTrace,
+    regions: &Regions,
+    checkpoints: &[Checkpoint],
+    ledger: &mut Ledger,
+    after: impl FnMut(Ran, &Snapshot),
+) {
+    Replay::new(trace, regions, checkpoints, ledger, after).run();
+}
+
+struct Replay<'a, F> {
+    trace: &'a StepTrace,
+    ledger: &'a mut Ledger,
+    after: F,
+    active: Vec<Active<'a>>,
+    /// For every operator, the checkpoint that it belongs to.
+    checkpoint_of: Vec<u32>,
+    /// For every operator, whether its outputs are saved.
+    saved: Vec<bool>,
+    /// For every storage, whether a local variable of the recomputation refers to it.
+    local: Vec<bool>,
+}
+
+struct Active<'a> {
+    region: &'a Region,
+    recomputed: bool,
+    /// Operators whose backward is still to come.
+    savers: usize,
+}
+
+const NONE: u32 = u32::MAX;
+
+impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
+    fn new(
+        trace: &'a StepTrace,
+        regions: &'a Regions,
+        checkpoints: &[Checkpoint],
+        ledger: &'a mut Ledger,
+        after: F,
+    ) -> Self {
+        let mut checkpoint_of = vec![NONE; trace.ops().len()];
+        let mut saved = vec![false; trace.ops().len()];
+        let mut active = Vec::with_capacity(checkpoints.len());
+        for (index, checkpoint) in checkpoints.iter().enumerate() {
+            let region = &regions.all()[checkpoint.region];
+            checkpoint_of[region.ops.clone()].fill(u32::try_from(index).unwrap_or(NONE));
+            for op in checkpoint.saved.iter().filter(|op| region.contains(**op)) {
+                saved[op.index()] = true;
+            }
+            active.push(Active { region, recomputed: false, savers: region.savers });
+        }
+        let local = vec![false; trace.storages().len()];
+        Replay { trace, ledger, after, active, checkpoint_of, saved, local }
+    }
+
+    fn run(mut self) {
+        for &event in self.trace.events() {
+            if let Some(at) = needs(self.trace, event).and_then(|forward| self.checkpoint(forward))
+                && !self.active[at].recomputed
+            {
+                self.recompute(at);
+            }
+            match event {
+                Event::Op(op) => {
+                    match self.checkpoint(op) {
+                        Some(at) => self.forward(at, op),
+                        None => self.ledger.run(self.trace, op),
+                    }
+                    (self.after)(Ran { op, again: false }, self.ledger.snapshot());
+                }
+                Event::Unsave(op) => match self.checkpoint(op) {
+                    Some(at) => self.unsave(at, op),
+                    None => self.ledger.apply(self.trace, event),
+                },
+                _ => self.ledger.apply(self.trace, event),
+            }
+        }
+    }
+
+    fn checkpoint(&self, op: OpId) -> Option<usize> {
+        let at = self.checkpoint_of[op.index()];
+        (at != NONE).then_some(at as usize)
+    }
+
+    /// A forward operator of a checkpointed region runs for the first time.
+    fn forward(&mut self, at: usize, op: OpId) {
+        let trace = self.trace;
+        let region = self.active[at].region;
+        if op.index() == region.ops.start {
+            for &input in &region.inputs {
+                self.ledger.save(input);
+            }
+        }
+        for storage in births(trace, op) {
+            self.ledger.hold(storage);
+            if self.saved[op.index()] {
+                self.ledger.save(storage);
+            }
+        }
+    }
+
+    fn recompute(&mut self, at: usize) {
+        self.active[at].recomputed = true;
+        let (trace, region) = (self.trace, self.active[at].region);
+        for &event in &trace.events()[region.events.clone()] {
+            match event {
+                Event::Op(op) if region.reaches(op) => {
+                    self.recompute_op(region, op);
+                    if op == region.stop {
+                        break;
+                    }
+                }
+                Event::Op(_) => break,
+                Event::Drop(storage) => self.drop_local(region, storage),
+                _ => {}
+            }
+        }
+        for op in region.ops.clone().map(OpId::new).filter(|op| region.reaches(*op)) {
+            for storage in births(trace, op) {
+                self.drop_local(region, storage);
+            }
+        }
+    }
+
+    fn recompute_op(&mut self, region: &Region, op: OpId) {
+        let trace = self.trace;
+        let cached = self.saved[op.index()];
+        for storage in births(trace, op) {
+            let again = self.again(region, storage);
+            self.local[storage.index()] = true;
+            self.ledger.save(again);
+            if cached {
+                // It leaves the cache.
+                self.ledger.unsave(again);
+            }
+        }
+        for tensor in trace.saves(trace.op(op)) {
+            let again = self.again(region, tensor.storage);
+            self.ledger.save(again);
+        }
+        if !cached {
+            (self.after)(Ran { op, again: true }, self.ledger.snapshot());
+        }
+    }
+
+    fn drop_local(&mut self, region: &Region, storage: StorageId) {
+        if std::mem::replace(&mut self.local[storage.index()], false) {
+            let again = self.again(region, storage);
+            self.ledger.unsave(again);
+        }
+    }
+
+    /// Where a storage lies when the region has run again: what was not saved is made anew.
+    fn again(&self, region: &Region, storage: StorageId) -> StorageId {
+        match self.trace.storages()[storage.index()].birth {
+            Some(birth) if region.contains(birth) && !self.saved[birth.index()] => self.ledger.copy_of(storage),
+            _ => storage,
+        }
+    }
+
+    /// The backward of one operator of a checkpointed region is over.
+    fn unsave(&mut self, at: usize, op: OpId) {
+        let (trace, region) = (self.trace, self.active[at].region);
+        for tensor in trace.saves(trace.op(op)) {
+            let again = self.again(region, tensor.storage);
+            self.ledger.unsave(again);
+        }
+        self.active[at].savers -= 1;
+        if self.active[at].savers > 0 {
+            return;
+        }
+        for &input in &region.inputs {
+            self.ledger.unsave(input);
+        }
+        for op in region.ops.clone().map(OpId::new).filter(|op| !region.reaches(*op) && self.saved[op.index()]) {
+            for storage in births(trace, op) {
+                self.ledger.unsave(storage);
+            }
+        }
+    }
+}
+
+/// The storages that an operator makes, each once.
+pub fn births(trace: &StepTrace, op: OpId) -> impl Iterator<Item = StorageId> + '_ {
+    let outputs = trace.outputs(trace.op(op));
+    outputs.iter().enumerate().filter_map(move |(position, tensor)| {
+        let born = trace.storages()[tensor.storage.index()].birth == Some(op);
+        let first = outputs[..position].iter().all(|earlier| earlier.storage != tensor.storage);
+        (born && first).then_some(tensor.storage)
+    })
+}

@@ -1,0 +1,189 @@
+use std::ops::Range;
+
+use rematic_trace::{CallId, Category, Event, ModuleId, OpId, Phase, StepTrace, StorageId};
+
+/// One call of a module that has children, seen as a unit that can be checkpointed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// The call.
+    pub call: CallId,
+    /// Its module.
+    pub module: ModuleId,
+    /// The region around it, by position in [`Regions::all`].
+    pub parent: Option<usize>,
+    /// Its forward operators: they run one after the other.
+    pub ops: Range<usize>,
+    /// Positions of the events inside it, without its own enter and exit.
+    pub events: Range<usize>,
+    /// What it reads but does not make, parameters and buffers aside. Checkpointing keeps these until its backward is
+    /// over.
+    pub inputs: Vec<StorageId>,
+    /// The last operator whose backward needs anything: recomputation stops here.
+    pub stop: OpId,
+    /// Whether that operator itself runs again: only if it saves one of its own outputs. What it saves of its inputs is
+    /// there before it runs, and then nothing is missing any more.
+    pub stop_runs: bool,
+    /// How many of its operators save something; its backward is over when all have let go.
+    pub savers: usize,
+    /// Position of the first event of backward that needs something saved: here it is recomputed.
+    pub trigger: usize,
+}
+
+impl Region {
+    /// Whether an operator belongs to it.
+    #[must_use]
+    pub fn contains(&self, op: OpId) -> bool {
+        self.ops.contains(&op.index())
+    }
+
+    /// Whether recomputation gets as far as this operator of the region.
+    #[must_use]
+    pub fn reaches(&self, op: OpId) -> bool {
+        op < self.stop || op == self.stop && self.stop_runs
+    }
+}
+
+/// All regions of a step that checkpointing can change: those whose backward needs something that they save.
+#[derive(Clone, Debug)]
+pub struct Regions {
+    all: Vec<Region>,
+    /// For every operator, the innermost region that it belongs to.
+    innermost: Vec<Option<u32>>,
+}
+
+impl Regions {
+    /// Finds the regions, in time linear in the trace times the depth of the module tree.
+    #[must_use]
+    pub fn new(trace: &StepTrace) -> Self {
+        let mut has_children = vec![false; trace.modules().len()];
+        for module in trace.modules() {
+            if let Some(parent) = module.parent {
+                has_children[parent.index()] = true;
+            }
+        }
+        let spans = spans(trace, &has_children);
+        let triggers = triggers(trace, &spans);
+        let mut stamps = vec![u32::MAX; trace.storages().len()];
+        let mut all = Vec::new();
+        // Regions that drop out because nothing in them is saved have no use for their children either.
+        let mut kept: Vec<Option<usize>> = vec![None; spans.len()];
+        for (index, span) in spans.iter().enumerate() {
+            let Some(trigger) = triggers[index] else { continue };
+            let saving = |op: &usize| !trace.saves(&trace.ops()[*op]).is_empty();
+            let Some(stop) = span.ops.clone().rev().find(saving) else { continue };
+            let stop_op = OpId::new(stop);
+            let born_there = |storage: StorageId| trace.storages()[storage.index()].birth == Some(stop_op);
+            kept[index] = Some(all.len());
+            all.push(Region {
+                call: span.call,
+                module: trace.call(span.call).module,
+                parent: span.parent.and_then(|parent| kept[parent]),
+                inputs: inputs(trace, span, &mut stamps, u32::try_from(index).unwrap_or(u32::MAX - 1)),
+                stop: stop_op,
+                stop_runs: trace.saves(&trace.ops()[stop]).iter().any(|tensor| born_there(tensor.storage)),
+                savers: span.ops.clone().filter(saving).count(),
+                ops: span.ops.clone(),
+                events: span.events.clone(),
+                trigger,
+            });
+        }
+        let mut innermost = vec![None; trace.ops().len()];
+        for (index, region) in all.iter().enumerate() {
+            // Inner regions come later and overwrite.
+            innermost[region.ops.clone()].fill(u32::try_from(index).ok());
+        }
+        Regions { all, innermost }
+    }
+
+    /// The regions in the order in which their forwards begin; a region stands before those inside it.
+    #[must_use]
+    pub fn all(&self) -> &[Region] {
+        &self.all
+    }
+
+    /// The innermost region that a forward operator belongs to, by position.
+    #[must_use]
+    pub fn innermost(&self, op: OpId) -> Option<usize> {
+        self.innermost.get(op.index()).copied().flatten().map(|index| index as usize)
+    }
+}
+
+/// A call of a module with children.
+struct Span {
+    call: CallId,
+    parent: Option<usize>,
+    ops: Range<usize>,
+    events: Range<usize>,
+}
+
+fn spans(trace: &StepTrace, has_children: &[bool]) -> Vec<Span> {
+    let mut spans: Vec<Span> = Vec::new();
+    let mut open: Vec<Option<usize>> = Vec::new();
+    let mut next_op = 0;
+    for (position, &event) in trace.events().iter().enumerate() {
+        match event {
+            Event::Op(op) => next_op = op.index() + 1,
+            Event::Enter(call) => {
+                let eligible = has_children[trace.call(call).module.index()];
+                let parent = open.iter().rev().find_map(|span| *span);
+                open.push(eligible.then_some(spans.len()));
+                if eligible {
+                    spans.push(Span { call, parent, ops: next_op..next_op, events: position + 1..position + 1 });
+                }
+            }
+            Event::Exit(_) => {
+                if let Some(Some(span)) = open.pop() {
+                    spans[span].ops.end = next_op;
+                    spans[span].events.end = position;
+                }
+            }
+            _ => {}
+        }
+    }
+    spans
+}
+
+/// For every span, the first event of backward that needs something that one of its operators saved.
+fn triggers(trace: &StepTrace, spans: &[Span]) -> Vec<Option<usize>> {
+    let mut innermost: Vec<Option<usize>> = vec![None; trace.ops().len()];
+    for (index, span) in spans.iter().enumerate() {
+        innermost[span.ops.clone()].fill(Some(index));
+    }
+    let mut triggers = vec![None; spans.len()];
+    for (position, &event) in trace.events().iter().enumerate() {
+        let Some(forward) = needs(trace, event) else { continue };
+        let mut at = innermost[forward.index()];
+        // Where one is triggered already, so are all around it.
+        while let Some(span) = at.filter(|&span| triggers[span].is_none()) {
+            triggers[span] = Some(position);
+            at = spans[span].parent;
+        }
+    }
+    triggers
+}
+
+/// The forward operator whose saved tensors an event reads or releases.
+pub(crate) fn needs(trace: &StepTrace, event: Event) -> Option<OpId> {
+    let forward = match event {
+        Event::Op(op) if trace.op(op).phase == Phase::Backward => trace.op(op).differentiates?,
+        Event::Unsave(op) => op,
+        _ => return None,
+    };
+    (!trace.saves(trace.op(forward)).is_empty()).then_some(forward)
+}
+
+/// Storages that a span reads and did not make, each once, in the order of first use.
+fn inputs(trace: &StepTrace, span: &Span, stamps: &mut [u32], stamp: u32) -> Vec<StorageId> {
+    let mut inputs = Vec::new();
+    for op in &trace.ops()[span.ops.clone()] {
+        for tensor in trace.inputs(op) {
+            let storage = &trace.storages()[tensor.storage.index()];
+            let inside = storage.birth.is_some_and(|birth| span.ops.contains(&birth.index()));
+            let permanent = matches!(storage.category, Category::Parameter | Category::Buffer);
+            if !inside && !permanent && std::mem::replace(&mut stamps[tensor.storage.index()], stamp) != stamp {
+                inputs.push(tensor.storage);
+            }
+        }
+    }
+    inputs
+}

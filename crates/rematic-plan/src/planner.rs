@@ -1,0 +1,120 @@
+use rematic_memory::Checkpoint;
+use rematic_trace::{Bytes, Millis};
+
+use crate::exact::{self, Pick, Tightening};
+use crate::problem::{Problem, Replayed};
+
+/// What a planner says about a budget.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// The step fits as it is: nothing to drop.
+    Fits,
+    /// It fits with these regions checkpointed.
+    Planned(Solution),
+    /// It cannot be made to fit.
+    Infeasible(Infeasible),
+}
+
+/// Checkpointed regions that make the step fit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Solution {
+    /// The regions with their policies.
+    pub checkpoints: Vec<Checkpoint>,
+    /// What the replay says: the promise.
+    pub replayed: Replayed,
+    /// No plan that fits takes less time to recompute.
+    pub lower_bound: Millis,
+}
+
+/// The least that can be reached.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Infeasible {
+    /// The plan with the lowest peak that was found.
+    pub least: Solution,
+}
+
+/// Rounds of tightening before a budget is given up.
+const ROUNDS: usize = 24;
+/// The search for the least budget ends when it is known to this share.
+const LEAST_SHARE: f64 = 2e-4;
+
+impl Problem<'_> {
+    /// Plans with the exact planner: the least recomputation under which the replayed step fits.
+    #[must_use]
+    pub fn exact(&self, budget: Bytes) -> Outcome {
+        if self.baseline().peak <= budget {
+            return Outcome::Fits;
+        }
+        if let Some(solution) = self.fit(budget) {
+            return Outcome::Planned(solution);
+        }
+        let least = self.least();
+        if least.replayed.peak > budget {
+            return Outcome::Infeasible(Infeasible { least });
+        }
+        Outcome::Planned(least)
+    }
+
+    /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
+    fn fit(&self, budget: Bytes) -> Option<Solution> {
+        let mut tightening = Tightening::none(self);
+        let mut lower_bound = None;
+        for _ in 0..ROUNDS {
+            let relaxed = exact::solve(self, budget.0, &tightening)?;
+            let lower_bound = *lower_bound.get_or_insert(relaxed.lower_bound);
+            let checkpoints = exact::checkpoints(self, &relaxed.picks);
+            let replayed = self.tighten(budget, &relaxed.picks, &checkpoints, &mut tightening);
+            if replayed.peak <= budget {
+                return Some(Solution { checkpoints, replayed, lower_bound: Millis(lower_bound) });
+            }
+        }
+        None
+    }
+
+    /// Replays a plan, and adds what it lies above the budget to the needs that should have prevented it.
+    fn tighten(
+        &self,
+        budget: Bytes,
+        picks: &[Pick],
+        checkpoints: &[Checkpoint],
+        tightening: &mut Tightening,
+    ) -> Replayed {
+        let node_of = |op: usize| {
+            let at = picks.partition_point(|(node, _)| self.nodes[*node].end <= op);
+            picks.get(at).map(|(node, _)| *node).filter(|node| self.nodes[*node].start <= op)
+        };
+        let mut ceilings = vec![0; tightening.ceilings.len()];
+        let mut own = vec![0; tightening.own.len()];
+        let replayed = self.replay_watched(checkpoints, |ran, total| {
+            let above = total.saturating_sub(budget.0);
+            if above == 0 {
+                return;
+            }
+            let slot: &mut u64 = match node_of(ran.op.index()) {
+                Some(node) => &mut own[node],
+                None => &mut ceilings[self.rank_of_op[ran.op.index()] as usize],
+            };
+            *slot = above.max(*slot);
+        });
+        for (sum, more) in tightening.ceilings.iter_mut().zip(ceilings).chain(tightening.own.iter_mut().zip(own)) {
+            *sum += more;
+        }
+        replayed
+    }
+
+    /// The plan with the lowest peak, by bisection over budgets.
+    #[must_use]
+    pub fn least(&self) -> Solution {
+        let mut best =
+            Solution { checkpoints: Vec::new(), replayed: self.baseline().clone(), lower_bound: Millis(0.0) };
+        let mut low = self.ceilings[0].forward.max(self.ceilings[0].backward);
+        while (best.replayed.peak.0 - low) as f64 > LEAST_SHARE * best.replayed.peak.0 as f64 {
+            let middle = Bytes(low + (best.replayed.peak.0 - low) / 2);
+            match self.fit(middle) {
+                Some(solution) => best = solution,
+                None => low = middle.0,
+            }
+        }
+        best
+    }
+}

@@ -1,0 +1,332 @@
+//! The planning problem, as far as it does not depend on the budget.
+
+use std::collections::{BinaryHeap, HashMap};
+use std::rc::Rc;
+
+use rematic_cost::Costs;
+use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Regions, Snapshot, replay_checkpointed};
+use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace};
+use rematic_tradeoff::{Candidate, Candidates, Frontier};
+use wildmatch::WildMatch;
+
+/// What may be planned, and what memory is counted.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// How memory is rounded.
+    pub allocator: Allocator,
+    /// Parameters, gradients and optimizer state are spread evenly over so many devices.
+    pub world_size: u64,
+    /// If not empty, only modules that match one of these patterns are checkpointed.
+    pub only: Vec<String>,
+    /// Modules that match one of these patterns are not checkpointed.
+    pub never: Vec<String>,
+    /// Regions are recomputed as a whole, as plain checkpointing does.
+    pub whole: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { allocator: Allocator::Cuda, world_size: 1, only: Vec::new(), never: Vec::new(), whole: false }
+    }
+}
+
+/// A region that may be checkpointed.
+pub(crate) struct Node {
+    /// By position in [`Regions::all`].
+    pub(crate) region: usize,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    /// The first node after it that does not lie inside it.
+    pub(crate) next: usize,
+    pub(crate) candidate: Rc<Candidate>,
+    pub(crate) frontier: Rc<Frontier>,
+    /// Bytes in use just before its recomputation begins, in the plain step.
+    pub(crate) before_trigger: u64,
+    /// Position of the event from which on it has freed what its policy says.
+    pub(crate) settled: usize,
+    /// The highest forward total of its own rank from there on.
+    pub(crate) forward_after: u64,
+}
+
+/// The highest plain totals among the moments at which just the regions up to a certain one have been dropped.
+///
+/// A moment belongs to the region that ends last among those that have run and are not recomputed yet. The regions that
+/// end no later are then dropped too (or a little more is allowed than there is, which keeps the problem a relaxation).
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Ceiling {
+    pub(crate) forward: u64,
+    pub(crate) backward: u64,
+}
+
+/// A step with everything that planning needs to know about it.
+pub struct Problem<'a> {
+    pub(crate) trace: &'a StepTrace,
+    pub(crate) costs: &'a Costs,
+    pub(crate) regions: Regions,
+    /// In the order in which forwards begin; a node stands before those inside it.
+    pub(crate) nodes: Vec<Node>,
+    /// Where nodes end, ascending, without repetition.
+    pub(crate) ends: Vec<usize>,
+    /// By number of ends that lie before.
+    pub(crate) ceilings: Vec<Ceiling>,
+    /// For every operator, the ceiling that the moment after it belongs to.
+    pub(crate) rank_of_op: Vec<u32>,
+    ledger: Ledger,
+    baseline: Replayed,
+}
+
+/// What a replay of the step under a plan says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replayed {
+    /// The highest bytes in use.
+    pub peak: Bytes,
+    /// By category.
+    pub snapshot: Snapshot,
+    /// The operator after which they are in use; `None` if nothing rises above the start of the step.
+    pub at: Option<Ran>,
+    /// Time of the operators that run again.
+    pub recompute: Millis,
+    /// The operators that run again, in order.
+    pub recomputed: Vec<OpId>,
+}
+
+/// No module can be checkpointed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LimitsError {
+    /// A pattern of `only` that nothing matches.
+    #[error("`{pattern}` matches no module that can be checkpointed; there are {known}")]
+    NoMatch {
+        /// The pattern.
+        pattern: String,
+        /// What there is.
+        known: String,
+    },
+    /// No devices.
+    #[error("the world size is 0; it must be at least 1")]
+    NoDevices,
+}
+
+impl<'a> Problem<'a> {
+    /// Looks at all regions of a step. The trace must be valid.
+    ///
+    /// # Errors
+    /// If the limits leave nothing to checkpoint.
+    pub fn new(trace: &'a StepTrace, costs: &'a Costs, limits: Limits) -> Result<Self, LimitsError> {
+        if limits.world_size == 0 {
+            return Err(LimitsError::NoDevices);
+        }
+        let regions = Regions::new(trace);
+        let ledger = Ledger::new(trace, limits.allocator).sharded(limits.world_size);
+        let allowed = allowed(trace, &regions, &limits)?;
+        let mut nodes = nodes(trace, costs, &regions, &ledger, &allowed, limits.whole);
+        let mut ends: Vec<usize> = nodes.iter().map(|node| node.end).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        let (ceilings, rank_of_op) = ceilings(trace, &regions, &ledger, &mut nodes, &ends);
+        let ledger = ledger.with_copies();
+        let mut problem = Problem {
+            trace,
+            costs,
+            regions,
+            nodes,
+            ends,
+            ceilings,
+            rank_of_op,
+            ledger,
+            baseline: Replayed {
+                peak: Bytes(0),
+                snapshot: Snapshot::default(),
+                at: None,
+                recompute: Millis(0.0),
+                recomputed: Vec::new(),
+            },
+        };
+        problem.baseline = problem.replay(&[]);
+        Ok(problem)
+    }
+
+    /// The step without any checkpointing.
+    #[must_use]
+    pub fn baseline(&self) -> &Replayed {
+        &self.baseline
+    }
+
+    /// The regions.
+    #[must_use]
+    pub fn regions(&self) -> &Regions {
+        &self.regions
+    }
+
+    /// Replays the step with these regions checkpointed; they must not contain each other.
+    #[must_use]
+    pub fn replay(&self, checkpoints: &[Checkpoint]) -> Replayed {
+        self.replay_watched(checkpoints, |_, _| {})
+    }
+
+    /// The same, with a look at the bytes in use after every operator.
+    pub(crate) fn replay_watched(&self, checkpoints: &[Checkpoint], mut watch: impl FnMut(Ran, u64)) -> Replayed {
+        let mut ledger = self.ledger.clone();
+        let mut replayed = Replayed {
+            peak: ledger.snapshot().total(),
+            snapshot: *ledger.snapshot(),
+            at: None,
+            recompute: Millis(0.0),
+            recomputed: Vec::new(),
+        };
+        replay_checkpointed(self.trace, &self.regions, checkpoints, &mut ledger, |ran, snapshot| {
+            let total = snapshot.total();
+            watch(ran, total.0);
+            if total > replayed.peak {
+                (replayed.peak, replayed.snapshot, replayed.at) = (total, *snapshot, Some(ran));
+            }
+            if ran.again {
+                replayed.recompute += self.costs.time(ran.op);
+                replayed.recomputed.push(ran.op);
+            }
+        });
+        replayed
+    }
+
+    /// How many ends lie at or before a position.
+    pub(crate) fn rank(&self, position: usize) -> usize {
+        self.ends.partition_point(|end| *end <= position)
+    }
+}
+
+/// Which regions the patterns leave.
+fn allowed(trace: &StepTrace, regions: &Regions, limits: &Limits) -> Result<Vec<bool>, LimitsError> {
+    let paths: Vec<String> = regions.all().iter().map(|region| trace.path(region.module)).collect();
+    let matches = |pattern: &str, path: &str| {
+        let pattern = WildMatch::new(pattern);
+        let inner = path.split_once('.').map_or(path, |(_, inner)| inner);
+        pattern.matches(path) || pattern.matches(inner)
+    };
+    for pattern in &limits.only {
+        if !paths.iter().any(|path| matches(pattern, path)) {
+            let mut known: Vec<String> = paths.iter().map(|path| any_layer(path)).collect();
+            known.dedup();
+            known.sort();
+            known.dedup();
+            return Err(LimitsError::NoMatch { pattern: pattern.clone(), known: known.join(", ") });
+        }
+    }
+    let any = |patterns: &[String], path: &str| patterns.iter().any(|pattern| matches(pattern, path));
+    let keep = |path: &String| (limits.only.is_empty() || any(&limits.only, path)) && !any(&limits.never, path);
+    Ok(paths.iter().map(keep).collect())
+}
+
+/// `Model.layers.7.mlp` as `layers.*.mlp`.
+fn any_layer(path: &str) -> String {
+    let inner = path.split_once('.').map_or(path, |(_, inner)| inner);
+    let name = |part: &str| if part.bytes().all(|byte| byte.is_ascii_digit()) { "*" } else { part }.to_owned();
+    inner.split('.').map(name).collect::<Vec<_>>().join(".")
+}
+
+fn nodes(
+    trace: &StepTrace,
+    costs: &Costs,
+    regions: &Regions,
+    ledger: &Ledger,
+    allowed: &[bool],
+    whole: bool,
+) -> Vec<Node> {
+    let mut candidates = Candidates::new(trace, ledger, costs);
+    // Equal layers share one frontier.
+    let mut known: HashMap<Vec<u64>, (Rc<Candidate>, Rc<Frontier>)> = HashMap::new();
+    let mut nodes: Vec<Node> = Vec::new();
+    for (index, region) in regions.all().iter().enumerate().filter(|(index, _)| allowed[*index]) {
+        let mut candidate = candidates.candidate(region);
+        if whole {
+            candidate = candidate.whole();
+        }
+        if candidate.droppable == Bytes(0) {
+            continue;
+        }
+        let settled = candidate.settled;
+        let (candidate, frontier) = known
+            .entry(candidate.signature())
+            .or_insert_with(|| {
+                let frontier = Rc::new(Frontier::new(&candidate));
+                (Rc::new(candidate), frontier)
+            })
+            .clone();
+        nodes.push(Node {
+            region: index,
+            start: region.ops.start,
+            end: region.ops.end,
+            next: 0,
+            candidate,
+            frontier,
+            before_trigger: 0,
+            settled,
+            forward_after: 0,
+        });
+    }
+    for index in 0..nodes.len() {
+        let end = nodes[index].end;
+        nodes[index].next = index + nodes[index..].partition_point(|node| node.start < end);
+        // An empty region would stand in its own way.
+        nodes[index].next = nodes[index].next.max(index + 1);
+    }
+    nodes
+}
+
+/// Runs the plain step once, and notes the highest totals and the states before each recomputation.
+fn ceilings(
+    trace: &StepTrace,
+    regions: &Regions,
+    ledger: &Ledger,
+    nodes: &mut [Node],
+    ends: &[usize],
+) -> (Vec<Ceiling>, Vec<u32>) {
+    let mut ledger = ledger.clone();
+    let mut rank_of_op = vec![0; trace.ops().len()];
+    let mut ceilings = vec![Ceiling::default(); ends.len() + 1];
+    ceilings[0].forward = ledger.snapshot().total().0;
+    let mut by_trigger: Vec<(usize, usize)> =
+        nodes.iter().enumerate().map(|(index, node)| (regions.all()[node.region].trigger, index)).collect();
+    by_trigger.sort_unstable();
+    let mut triggers = by_trigger.into_iter().peekable();
+    // Exits come in the order of events: innermost first where they coincide.
+    let mut by_exit: Vec<(usize, usize)> =
+        nodes.iter().enumerate().map(|(index, node)| (regions.all()[node.region].events.end, index)).collect();
+    by_exit.sort_unstable();
+    let mut exits = by_exit.into_iter().peekable();
+    // The region that returned last.
+    let mut returned: Option<usize> = None;
+    // Dropped regions by their end, with their triggers.
+    let mut dropped: BinaryHeap<(usize, usize)> = BinaryHeap::new();
+    for (position, &event) in trace.events().iter().enumerate() {
+        while let Some((_, node)) = exits.next_if(|(exit, _)| *exit <= position) {
+            dropped.push((nodes[node].end, regions.all()[nodes[node].region].trigger));
+            returned = Some(node);
+        }
+        while let Some((_, node)) = triggers.next_if(|(trigger, _)| *trigger <= position) {
+            nodes[node].before_trigger = ledger.snapshot().total().0;
+        }
+        ledger.apply(trace, event);
+        let Event::Op(op) = event else { continue };
+        while dropped.peek().is_some_and(|(_, trigger)| *trigger <= position) {
+            dropped.pop();
+        }
+        let rank = dropped.peek().map_or(0, |(end, _)| ends.partition_point(|other| other <= end));
+        rank_of_op[op.index()] = u32::try_from(rank).unwrap_or(0);
+        let total = ledger.snapshot().total().0;
+        let ceiling = &mut ceilings[rank];
+        if trace.op(op).phase == Phase::Forward {
+            ceiling.forward = ceiling.forward.max(total);
+            if let Some(node) = returned.filter(|&node| nodes[node].settled < position) {
+                nodes[node].forward_after = nodes[node].forward_after.max(total);
+            }
+        } else {
+            ceiling.backward = ceiling.backward.max(total);
+        }
+    }
+    // Where a region ends with the one around it, what comes behind is behind both.
+    for index in (1..nodes.len()).rev() {
+        if let Some(around) = (0..index).rev().find(|&other| nodes[other].end == nodes[index].end) {
+            nodes[index].forward_after = nodes[index].forward_after.max(nodes[around].forward_after);
+        }
+    }
+    (ceilings, rank_of_op)
+}

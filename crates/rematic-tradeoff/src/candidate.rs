@@ -1,0 +1,265 @@
+use rematic_cost::Costs;
+use rematic_memory::{Ledger, Region, births};
+use rematic_trace::{Bytes, Event, Millis, OpId, StepTrace, StorageId};
+
+use crate::Lifetimes;
+
+/// Operators of a region that are saved or recomputed together.
+///
+/// Most are single operators. Random operators of a region go together, because they share one generator; an operator
+/// that changes a tensor in place goes with the one that made it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Item {
+    /// The operators, as distances from the first one of the region.
+    pub ops: Vec<usize>,
+    /// What keeping their outputs costs between the region's forward and backward.
+    pub bytes: Bytes,
+    /// What running them again costs.
+    pub time: Millis,
+}
+
+/// A region with everything that decides about its policies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// What autograd alone holds of it when its backward begins.
+    pub held_by_autograd: Bytes,
+    /// What is freed between its forward and its backward if as little as possible is saved.
+    pub droppable: Bytes,
+    /// What must be recomputed whatever the policy: operators that cannot be saved.
+    pub fixed_time: Millis,
+    /// What can be saved; views cost nothing and are always recomputed, and so is what recomputation never reaches.
+    pub items: Vec<Item>,
+    /// Saved under every policy: operators that change memory from outside the region cannot run twice.
+    pub always_saved: Vec<usize>,
+    /// The most bytes made inside it that are alive at once while it runs again, whatever was saved.
+    pub rebuilt: Bytes,
+    /// Position of the event after which nothing that an item makes is referred to from outside: only from here on what
+    /// is saved costs its bytes. At least the end of the region.
+    pub settled: usize,
+}
+
+impl Candidate {
+    /// The same region if it may only be recomputed as a whole.
+    #[must_use]
+    pub fn whole(mut self) -> Self {
+        self.fixed_time += self.items.iter().map(|item| item.time).sum();
+        self.items.clear();
+        self
+    }
+
+    /// Equal for regions that have the same choices: equal layers.
+    #[must_use]
+    pub fn signature(&self) -> Vec<u64> {
+        let mut signature = vec![
+            self.held_by_autograd.0,
+            self.droppable.0,
+            self.rebuilt.0,
+            self.fixed_time.0.to_bits(),
+            self.always_saved.len() as u64,
+        ];
+        signature.extend(self.always_saved.iter().map(|op| *op as u64));
+        for item in &self.items {
+            signature.extend([item.ops.len() as u64, item.bytes.0, item.time.0.to_bits()]);
+            signature.extend(item.ops.iter().map(|op| *op as u64));
+        }
+        signature
+    }
+}
+
+/// Looks at the regions of one step.
+pub struct Candidates<'a> {
+    trace: &'a StepTrace,
+    ledger: &'a Ledger,
+    costs: &'a Costs,
+    lifetimes: Lifetimes,
+    /// Holds per storage, while a region is run through; zero in between.
+    holds: Vec<u32>,
+}
+
+impl<'a> Candidates<'a> {
+    /// `ledger` tells the size of storages, `costs` how long operators take.
+    #[must_use]
+    pub fn new(trace: &'a StepTrace, ledger: &'a Ledger, costs: &'a Costs) -> Self {
+        Candidates { trace, ledger, costs, lifetimes: Lifetimes::new(trace), holds: vec![0; trace.storages().len()] }
+    }
+
+    /// Looks at one region, in time linear in its events.
+    pub fn candidate(&mut self, region: &Region) -> Candidate {
+        let events = &self.trace.events()[region.events.end + 1..];
+        let to_exit = events.iter().position(|event| matches!(event, Event::Exit(_))).unwrap_or(events.len());
+        let next_exit = (region.events.end + 1 + to_exit).min(region.trigger);
+        let inside = Inside { trace: self.trace, region, lifetimes: &self.lifetimes, next_exit };
+        let mut fixed_time = Millis(0.0);
+        let mut items = Vec::new();
+        let mut always_saved = Vec::new();
+        let mut always_kept = Bytes(0);
+        let mut settled = region.events.end;
+        for (ops, forced) in inside.groups() {
+            let mut bytes = Bytes(0);
+            let mut time = Millis(0.0);
+            let mut makes_something = false;
+            for &op in &ops {
+                let id = OpId::new(region.ops.start + op);
+                for storage in births(self.trace, id) {
+                    makes_something = true;
+                    // What outlives the region anyway costs nothing to keep while it does.
+                    let released = inside.released(storage);
+                    if released < inside.next_exit {
+                        bytes += self.ledger.footprint(storage);
+                        settled = settled.max(released);
+                    }
+                }
+                if region.reaches(id) {
+                    time += self.costs.time(id);
+                }
+            }
+            if forced {
+                always_saved.extend(ops);
+                always_kept += bytes;
+            } else if !makes_something {
+                fixed_time += time;
+            } else if time.0 > 0.0 {
+                items.push(Item { ops, bytes, time });
+            }
+            // What is free to recompute is never worth keeping.
+        }
+        always_saved.sort_unstable();
+        let held_by_autograd = inside.held_by_autograd(self.ledger);
+        let droppable = held_by_autograd.saturating_sub(always_kept);
+        let rebuilt = inside.rebuilt(self.ledger, &mut self.holds);
+        Candidate { held_by_autograd, droppable, fixed_time, items, always_saved, rebuilt, settled }
+    }
+}
+
+struct Inside<'a> {
+    trace: &'a StepTrace,
+    region: &'a Region,
+    lifetimes: &'a Lifetimes,
+    /// Where the next module returns after the region has.
+    next_exit: usize,
+}
+
+impl Inside<'_> {
+    /// Position of the event after which nothing outside the region refers to a storage that it made.
+    fn released(&self, storage: StorageId) -> usize {
+        let savers = self.lifetimes.savers(storage).iter().filter(|op| !self.region.contains(**op));
+        savers.map(|op| self.lifetimes.unsaved(*op)).fold(self.lifetimes.dropped(storage), usize::max)
+    }
+
+    fn ops(&self) -> impl Iterator<Item = OpId> + '_ {
+        self.region.ops.clone().map(OpId::new)
+    }
+
+    fn born_inside(&self, storage: StorageId) -> bool {
+        self.trace.storages()[storage.index()].birth.is_some_and(|birth| self.region.contains(birth))
+    }
+
+    /// Operators that can be saved, in groups, and whether a group must be saved. Views and what recomputation never
+    /// reaches are left out.
+    fn groups(&self) -> Vec<(Vec<usize>, bool)> {
+        let start = self.region.ops.start;
+        let mut group_of: Vec<usize> = (0..self.region.ops.len()).collect();
+        let mut forced = vec![false; group_of.len()];
+        let mut first_random = None;
+        for id in self.ops() {
+            let (op, at) = (self.trace.op(id), id.index() - start);
+            if op.flags.random {
+                let first = *first_random.get_or_insert(at);
+                join(&mut group_of, first, at);
+            }
+            for &storage in self.trace.mutates(op) {
+                match self.trace.storages()[storage.index()].birth {
+                    Some(birth) if self.region.contains(birth) => join(&mut group_of, birth.index() - start, at),
+                    _ => forced[at] = true,
+                }
+            }
+        }
+        let mut groups: Vec<(Vec<usize>, bool)> = Vec::new();
+        let mut place: Vec<Option<usize>> = vec![None; group_of.len()];
+        for (at, &must) in forced.iter().enumerate() {
+            let id = OpId::new(start + at);
+            let op = self.trace.op(id);
+            let head = find(&mut group_of, at);
+            let alone = head == at && !must;
+            if op.flags.view || op.flags.host || alone && !self.region.reaches(id) && !op.flags.random {
+                continue;
+            }
+            let index = *place[head].get_or_insert_with(|| {
+                groups.push((Vec::new(), false));
+                groups.len() - 1
+            });
+            groups[index].0.push(at);
+            groups[index].1 |= must;
+        }
+        groups
+    }
+
+    /// Bytes that only the region's own operators hold for autograd when its backward begins.
+    fn held_by_autograd(&self, ledger: &Ledger) -> Bytes {
+        let mut storages: Vec<StorageId> = self
+            .ops()
+            .flat_map(|op| self.trace.saves(self.trace.op(op)))
+            .map(|tensor| tensor.storage)
+            .filter(|storage| self.born_inside(*storage))
+            .collect();
+        storages.sort_unstable();
+        storages.dedup();
+        let trigger = self.region.trigger;
+        storages.retain(|&storage| self.released(storage) < trigger);
+        storages.into_iter().map(|storage| ledger.footprint(storage)).sum()
+    }
+
+    /// The most bytes made inside that are alive at once while the region runs again, if nothing was saved.
+    fn rebuilt(&self, ledger: &Ledger, holds: &mut [u32]) -> Bytes {
+        let mut now = 0;
+        let mut most = 0;
+        for &event in &self.trace.events()[self.region.events.clone()] {
+            match event {
+                Event::Op(op) if self.region.reaches(op) => {
+                    for storage in births(self.trace, op) {
+                        holds[storage.index()] = 1;
+                        now += ledger.footprint(storage).0;
+                    }
+                    most = most.max(now);
+                    for tensor in self.trace.saves(self.trace.op(op)) {
+                        if self.born_inside(tensor.storage) {
+                            holds[tensor.storage.index()] += 1;
+                        }
+                    }
+                    if op == self.region.stop {
+                        break;
+                    }
+                }
+                Event::Op(_) => break,
+                Event::Drop(storage) if holds[storage.index()] > 0 => {
+                    holds[storage.index()] -= 1;
+                    if holds[storage.index()] == 0 {
+                        now -= ledger.footprint(storage).0;
+                    }
+                }
+                _ => {}
+            }
+        }
+        for op in self.ops() {
+            for storage in births(self.trace, op) {
+                holds[storage.index()] = 0;
+            }
+        }
+        Bytes(most)
+    }
+}
+
+fn find(group_of: &mut [usize], at: usize) -> usize {
+    let mut head = at;
+    while group_of[head] != head {
+        head = group_of[head];
+    }
+    group_of[at] = head;
+    head
+}
+
+fn join(group_of: &mut [usize], first: usize, second: usize) {
+    let (first, second) = (find(group_of, first), find(group_of, second));
+    let (low, high) = (first.min(second), first.max(second));
+    group_of[high] = low;
+}

@@ -1,0 +1,155 @@
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::run::{refused, refused_source, run};
+
+fn gpt2() -> Value {
+    json!({ "model_type": "gpt2", "vocab_size": 64, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2 })
+}
+
+fn llama() -> Value {
+    json!({
+        "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
+    })
+}
+
+const GPT2_COUNTS: [&str; 4] = ["vocab_size", "n_embd", "n_layer", "n_head"];
+const LLAMA_COUNTS: [&str; 5] =
+    ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"];
+
+fn with_text(text: &[u8], check: impl Fn(&Path)) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    std::fs::write(&path, text).unwrap();
+    check(&path);
+}
+
+fn refused_text(text: &[u8], parts: &[&str]) {
+    with_text(text, |path| refused_source(path, parts));
+}
+
+fn refused_with(mut config: Value, field: &str, value: Value, parts: &[&str]) {
+    config[field] = value;
+    refused_text(config.to_string().as_bytes(), parts);
+}
+
+#[test]
+fn the_configs_that_the_cases_break_are_good() {
+    for config in [gpt2(), llama()] {
+        with_text(config.to_string().as_bytes(), |path| {
+            let ran = run(&["stats", path.to_str().unwrap()]);
+            assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+        });
+    }
+}
+
+#[test]
+fn text_that_is_no_config_is_refused() {
+    for text in ["", " ", "{", "not json", "{\"model_type\": \"gpt2\"", "{\"a\": 1,}", "\u{0}"] {
+        refused_text(text.as_bytes(), &["not JSON", "line 1"]);
+    }
+    for text in ["[]", "[{\"model_type\": \"gpt2\"}]", "3", "null", "\"gpt2\""] {
+        refused_text(text.as_bytes(), &["not an object"]);
+    }
+    refused_text(b"\xff\xfe{}", &["UTF-8"]);
+    refused_text("[".repeat(1_000_000).as_bytes(), &["not JSON"]);
+    refused_text(format!("{{\"a\": {}", "[".repeat(1_000_000)).as_bytes(), &["not JSON"]);
+}
+
+#[test]
+fn a_missing_field_is_named() {
+    let missing = |mut config: Value, field: &str| {
+        config.as_object_mut().unwrap().remove(field);
+        refused_text(config.to_string().as_bytes(), &[&format!("`{field}` is missing")]);
+    };
+    refused_text(b"{}", &["`model_type` is missing"]);
+    for field in ["model_type"].into_iter().chain(GPT2_COUNTS) {
+        missing(gpt2(), field);
+        refused_with(gpt2(), field, Value::Null, &[&format!("`{field}` is missing")]);
+    }
+    for field in ["model_type"].into_iter().chain(LLAMA_COUNTS) {
+        missing(llama(), field);
+    }
+}
+
+#[test]
+fn counts_are_whole_numbers_from_1() {
+    let values = [json!(0), json!(-1), json!(1.5), json!("16"), json!([16]), json!(true), json!(1e300), json!({})];
+    for value in values {
+        for field in GPT2_COUNTS.into_iter().chain(["n_positions", "n_inner"]) {
+            refused_with(gpt2(), field, value.clone(), &[&format!("`{field}` is "), "whole number of at least 1"]);
+        }
+        for field in LLAMA_COUNTS.into_iter().chain(["num_key_value_heads", "max_position_embeddings", "head_dim"]) {
+            refused_with(llama(), field, value.clone(), &[&format!("`{field}` is "), "whole number of at least 1"]);
+        }
+    }
+}
+
+#[test]
+fn absurd_counts_are_refused() {
+    let huge = u64::MAX;
+    let shown = huge.to_string();
+    for field in ["vocab_size", "n_embd", "n_positions", "n_inner"] {
+        let mut config = gpt2();
+        config["n_head"] = json!(1);
+        refused_with(config, field, json!(huge), &[&shown, "2^62 bytes", "smaller"]);
+    }
+    refused_with(gpt2(), "n_layer", json!(huge), &[&shown, "at most 100000"]);
+    refused_with(gpt2(), "n_head", json!(huge), &["n_head", &shown]);
+    for field in ["vocab_size", "intermediate_size"] {
+        refused_with(llama(), field, json!(huge), &[&shown, "2^62 bytes", "smaller"]);
+    }
+    refused_with(llama(), "hidden_size", json!(huge - 7), &["2^62 bytes", "smaller"]);
+    refused_with(llama(), "head_dim", json!(huge - 1), &["2^62 bytes", "smaller"]);
+    refused_with(llama(), "num_hidden_layers", json!(huge), &[&shown, "at most 100000"]);
+    refused_with(llama(), "num_attention_heads", json!(huge), &["num_attention_heads", &shown]);
+    refused_with(llama(), "num_key_value_heads", json!(huge), &["num_key_value_heads", &shown]);
+    let mut wide = llama();
+    wide["num_attention_heads"] = json!(huge - 1);
+    wide["hidden_size"] = json!(huge - 1);
+    refused_with(wide, "head_dim", json!(2), &["2^62 bytes", "smaller"]);
+}
+
+#[test]
+fn heads_must_divide() {
+    refused_with(gpt2(), "n_head", json!(3), &["n_head", "3", "n_embd", "16"]);
+    refused_with(llama(), "num_attention_heads", json!(6), &["num_attention_heads", "6", "hidden_size", "16"]);
+    refused_with(llama(), "num_key_value_heads", json!(3), &["num_key_value_heads", "3", "num_attention_heads", "4"]);
+    refused_with(llama(), "head_dim", json!(3), &["`head_dim` is 3", "even"]);
+}
+
+#[test]
+fn fields_of_another_type_are_refused() {
+    refused_with(gpt2(), "model_type", json!(3), &["`model_type` is 3", "string"]);
+    refused_with(gpt2(), "tie_word_embeddings", json!("yes"), &["`tie_word_embeddings` is \"yes\"", "true or false"]);
+    refused_with(gpt2(), "attn_pdrop", json!(1), &["`attn_pdrop` is 1", "below 1"]);
+    refused_with(gpt2(), "attn_pdrop", json!(-0.1), &["`attn_pdrop` is -0.1"]);
+    refused_with(gpt2(), "activation_function", json!("mish"), &["activation_function", "mish", "gelu_new"]);
+    refused_with(llama(), "torch_dtype", json!("int8"), &["`torch_dtype` is `int8`", "bfloat16"]);
+    refused_with(llama(), "rope_scaling", json!({ "rope_type": "longrope" }), &["longrope", "llama3"]);
+}
+
+#[test]
+fn other_families_are_answered_with_the_supported_ones() {
+    for family in ["bert", "GPT2", "", "mixtral"] {
+        let supported = "gpt2, llama, mistral, qwen2, qwen3";
+        refused_with(gpt2(), "model_type", json!(family), &[&format!("`{family}`"), supported]);
+    }
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    refused_source(folder.path(), &["is a directory", "config.json"]);
+    for name in ["config.json", "step.rmt", "step.rmt.zst", "folder/model"] {
+        let missing = folder.path().join(name);
+        refused_source(&missing, &["cannot read", missing.to_str().unwrap(), "No such file"]);
+    }
+    refused(&["stats", "."], &[". is a directory", "config.json"]);
+    refused(&["stats", "config-that-is-not-there.json"], &["No such file", "rematic models"]);
+    let directory = folder.path().join("folder.rmt");
+    std::fs::create_dir(&directory).unwrap();
+    refused_source(&directory, &["cannot read", "directory"]);
+}

@@ -1,0 +1,9 @@
+//! What the command line says about input that it cannot use: exit code 2, one `error:` with what happened and what to
+//! do on stderr, nothing on stdout, and all of it soon.
+
+mod config;
+mod devices;
+mod options;
+mod output;
+mod run;
+mod traces;
