@@ -1,13 +1,24 @@
-//! What a planner knows about each module of a step.
+//! What a planner knows about each module of a step, and planners.
 //!
 //! [`StepStats`] joins the measured memory ([`rematic_memory::Timeline`]) and the estimated time
 //! ([`rematic_cost::Costs`]) of a step into the table that PyTorch's `ilp_utils` calls `ModStats`.
+//!
+//! Two of torch's planners have their equal here: [`optimal_policy`] (`get_optimal_checkpointing_policy_per_module`) says
+//! which operators of one region to save, and [`milp()`] (`sac_milp`) which modules of a [`ModuleGraph`] to checkpoint.
 
+mod error;
 mod exact;
+mod graph;
+mod milp;
 mod planner;
+mod policy;
 mod problem;
 mod stats;
 
+pub use error::PlanError;
+pub use graph::{GraphModule, GraphTradeoff, ModuleGraph};
+pub use milp::{MilpChoice, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, milp};
 pub use planner::{Infeasible, Outcome, Solution};
+pub use policy::{Decision, optimal_policy};
 pub use problem::{Limits, LimitsError, Problem, Replayed};
 pub use stats::{Baseline, ModuleStats, StepStats};

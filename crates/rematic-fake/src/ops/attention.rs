@@ -102,7 +102,7 @@ impl Attention {
             efficient(query, key, value, bias.as_ref())
         };
         match self.kernel {
-            AttentionKernel::Auto if half && !masked => flash(query, key, value),
+            AttentionKernel::Auto if half && !masked => flash(query, key, value, self.dropout),
             AttentionKernel::Auto if !grouped => efficient(),
             AttentionKernel::Auto | AttentionKernel::Math => {
                 let bias = mask.map(|mask| mask.as_bias(query.dtype()));
@@ -111,7 +111,7 @@ impl Attention {
             AttentionKernel::Flash if masked => refuse(
                 "flash attention takes no mask, and a sliding window needs one; use --attention efficient".to_owned(),
             ),
-            AttentionKernel::Flash if half => flash(query, key, value),
+            AttentionKernel::Flash if half => flash(query, key, value, self.dropout),
             AttentionKernel::Flash => refuse(format!(
                 "flash attention takes bf16 and fp16, but the step is in {}; use --dtype bf16 or --attention auto",
                 query.dtype()
@@ -171,7 +171,7 @@ fn dense_like(tensor: &Tensor) -> Layout {
     elementwise_layout(tensor.dtype(), &[tensor.layout()]).unwrap_or_else(|| tensor.layout().clone())
 }
 
-fn flash(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
     let outputs = vec![
         Out::New(dense_like(query)),
         Out::New(Layout::contiguous(Dtype::F32, &query.shape()[..3])),
@@ -188,6 +188,7 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
         None,
         outputs,
         gradients,
+        dropout > 0.0,
     )
 }
 
@@ -213,6 +214,8 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, bias: Option<&Tensor>
         bias,
         outputs,
         gradients,
+        // Torch's checkpointing knows this kernel by its tag alone, which says random whether or not it drops weights.
+        true,
     )
 }
 
@@ -223,6 +226,7 @@ fn fused(
     bias: Option<&Tensor>,
     outputs: Vec<Out<'_>>,
     gradient_layouts: [Layout; 3],
+    random: bool,
 ) -> Tensor {
     let backward = Box::new(move |gradients: &Gradients<'_>| {
         let mut arguments = vec![gradients.output()];
@@ -233,7 +237,8 @@ fn fused(
     let arguments: Vec<&Tensor> = inputs.into_iter().chain(bias).collect();
     let mut saves: Vec<Slot<'_>> = arguments.iter().map(|argument| Slot::Input(argument)).collect();
     saves.extend([Slot::Output(0), Slot::Auxiliary(1), Slot::Auxiliary(2), Slot::Auxiliary(3)]);
-    let kernel = Kernel::new(name, &arguments, outputs).random();
+    let mut kernel = Kernel::new(name, &arguments, outputs);
+    kernel.flags.random = random;
     inputs[0].tape().launch_differentiable(kernel, Derivative { inputs: &inputs, saves, backward }).swap_remove(0)
 }
 
