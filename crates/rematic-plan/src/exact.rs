@@ -423,7 +423,9 @@ impl<'a> Case<'a> {
                     }
                 }
             }
-            here.retain(|pair| pair.freed >= self.to_skip[index] && pair.time + rates.bound(index + 1, pair.freed) <= guess);
+            here.retain(|pair| {
+                pair.freed >= self.to_skip[index] && pair.time + rates.bound(index + 1, pair.freed) <= guess
+            });
             pairs[index + 1].append(&mut here);
         }
         let last = pairs[nodes.len()].iter().min_by(|a, b| a.time.total_cmp(&b.time).then(b.freed.cmp(&a.freed)));

@@ -1,7 +1,7 @@
 use rematic_memory::Checkpoint;
 use rematic_trace::{Bytes, Millis};
 
-use crate::exact::{self, Pick, Tightening};
+use crate::exact::{self, Pick, Relaxed, Tightening};
 use crate::problem::{Problem, Replayed};
 
 /// What a planner says about a budget.
@@ -33,8 +33,10 @@ pub struct Infeasible {
     pub least: Solution,
 }
 
-/// Rounds of tightening before a budget is given up.
-const ROUNDS: usize = 24;
+/// Rounds of tightening before the planner aims lower than the budget.
+const ROUNDS: usize = 6;
+/// How much lower it aims then, one after the other, as shares of the budget.
+const LOWER_AIMS: [f64; 5] = [0.005, 0.01, 0.02, 0.04, 0.08];
 /// The search for the least budget ends when it is known to this share.
 const LEAST_SHARE: f64 = 2e-4;
 
@@ -57,20 +59,30 @@ impl Problem<'_> {
 
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
     fn fit(&self, budget: Bytes) -> Option<Solution> {
+        let relaxed = exact::solve(self, budget.0, &Tightening::none(self))?;
+        let lower_bound = Millis(relaxed.lower_bound);
+        let promise = |(checkpoints, replayed)| Solution { checkpoints, replayed, lower_bound };
+        if let Some(found) = self.tightened(budget, budget, relaxed) {
+            return Some(promise(found));
+        }
+        LOWER_AIMS.iter().find_map(|share| {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the budget")]
+            let aim = Bytes((budget.0 as f64 * (1.0 - share)) as u64);
+            let relaxed = exact::solve(self, aim.0, &Tightening::none(self))?;
+            self.tightened(budget, aim, relaxed).map(promise)
+        })
+    }
+
+    /// From the solution for an aim to a plan within the budget.
+    fn tightened(&self, budget: Bytes, aim: Bytes, mut relaxed: Relaxed) -> Option<(Vec<Checkpoint>, Replayed)> {
         let mut tightening = Tightening::none(self);
-        let mut lower_bound = None;
         for _ in 0..ROUNDS {
-            let relaxed = exact::solve(self, budget.0, &tightening)?;
-            let lower_bound = *lower_bound.get_or_insert(relaxed.lower_bound);
             let checkpoints = exact::checkpoints(self, &relaxed.picks);
-            let replayed = self.tighten(budget, &relaxed.picks, &checkpoints, &mut tightening);
-            if std::env::var("DBG").is_ok() {
-                if let Some(at) = replayed.at { let op = self.trace.op(at.op);
-                eprintln!("peak-budget {} at {} {} again {} rank {} of {} module {:?} time {} lb {}", replayed.peak.0 as i64 - budget.0 as i64, self.trace.op_name(op), op.phase, at.again, self.rank_of_op[at.op.index()], self.ceilings.len(), self.trace.module_of(op).map(|m| self.trace.path(m)), relaxed.time, relaxed.lower_bound); }
-            }
+            let replayed = self.tighten(aim, &relaxed.picks, &checkpoints, &mut tightening);
             if replayed.peak <= budget {
-                return Some(Solution { checkpoints, replayed, lower_bound: Millis(lower_bound) });
+                return Some((checkpoints, replayed));
             }
+            relaxed = exact::solve(self, aim.0, &tightening)?;
         }
         None
     }

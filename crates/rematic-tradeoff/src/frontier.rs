@@ -103,11 +103,7 @@ impl Frontier {
         let mut hull = vec![at];
         for item in cheapest_first(candidate) {
             let Item { bytes, time, .. } = &candidate.items[item];
-            at = Vertex {
-                freed: at.freed + bytes.0 as f64,
-                time: at.time + time.0,
-                rate: time.0 / bytes.0 as f64,
-            };
+            at = Vertex { freed: at.freed + bytes.0 as f64, time: at.time + time.0, rate: time.0 / bytes.0 as f64 };
             hull.push(at);
         }
         Frontier { points: Vec::new(), choices: Vec::new(), hull, exact: true }
@@ -119,7 +115,8 @@ impl Frontier {
         let order = cheapest_first(candidate);
         // The policy that saves everything behind a place in the order continues the one for the place behind it.
         for &item in order.iter().rev() {
-            let rest = self.choices.len().checked_sub(1).map_or(NO_CHOICE, |last| u32::try_from(last).unwrap_or(NO_CHOICE));
+            let rest =
+                self.choices.len().checked_sub(1).map_or(NO_CHOICE, |last| u32::try_from(last).unwrap_or(NO_CHOICE));
             self.choices.push((u32::try_from(item).unwrap_or(NO_CHOICE), rest));
         }
         for dropped in 1..=order.len() {
