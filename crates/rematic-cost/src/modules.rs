@@ -85,7 +85,7 @@ fn by_window(trace: &StepTrace, costs: &Costs) -> ModuleTimes {
             },
             Event::Enter(call) | Event::EnterBackward(call) => windows.begin(call),
             Event::Exit(call) | Event::ExitBackward(call) => windows.end(call),
-            Event::Drop(_) | Event::Unsave(_) | Event::Recategorize(..) => {}
+            Event::Drop(_) | Event::Return(_) | Event::Unsave(_) | Event::Recategorize(..) => {}
         }
         if ends.next_if_eq(&row).is_some() {
             windows.end_all();

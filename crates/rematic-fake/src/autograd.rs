@@ -315,6 +315,9 @@ impl<'a> Engine<'a> {
                 saved.into_iter().map(|(tensor, output)| if output { tensor.detach() } else { tensor }).collect();
             let mut outputs =
                 backward(&Gradients { tape: self.tape, outputs: &gradients, saved: &saved, wanted: &wanted });
+            if any_saved && !self.fits(id, &outputs) {
+                self.tape.with(|state| state.emit(Event::Return(op)));
+            }
             self.fit(id, &mut outputs);
             drop(gradients);
             outputs
@@ -323,6 +326,16 @@ impl<'a> Engine<'a> {
             self.tape.with(|state| state.emit(Event::Unsave(op)));
         }
         self.deliver(id, outputs);
+    }
+
+    /// Whether all gradients have the shapes and types of the inputs.
+    fn fits(&self, id: NodeId, outputs: &[Option<Tensor>]) -> bool {
+        let state = self.tape.state();
+        let edges = state.nodes[id.0].edges.iter();
+        edges.zip(outputs).all(|(edge, output)| match (edge, output) {
+            (Some(edge), Some(gradient)) => gradient.shape() == edge.shape && gradient.dtype() == edge.dtype,
+            _ => true,
+        })
     }
 
     /// Brings the gradients to the shapes and types of the inputs: what was broadcast is summed up.

@@ -8,7 +8,7 @@
 //! - Backward: the first event that needs a saved tensor of the region runs its forward again, in order. A cached output
 //!   is handed back instead of running its operator, and leaves the cache. Recomputation stops as soon as every tensor
 //!   that backward needs is there ([`Region::stop`]); its local variables go with it. Each recomputed tensor lives until
-//!   the backward of the operator that saves it is over.
+//!   the backward function of the operator that saves it has returned.
 //! - What the policy saves at or behind the stop is never handed back: it stays in the cache until the region's backward
 //!   is over.
 
@@ -58,6 +58,8 @@ struct Replay<'a, F> {
     checkpoint_of: Vec<u32>,
     /// For every operator, whether its outputs are saved.
     saved: Vec<bool>,
+    /// For every operator, whether its backward function has returned.
+    returned: Vec<bool>,
     /// For every storage, whether a local variable of the recomputation refers to it.
     local: Vec<bool>,
 }
@@ -90,8 +92,9 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
             }
             active.push(Active { region, recomputed: false, savers: region.savers });
         }
+        let returned = vec![false; trace.ops().len()];
         let local = vec![false; trace.storages().len()];
-        Replay { trace, ledger, after, active, checkpoint_of, saved, local }
+        Replay { trace, ledger, after, active, checkpoint_of, saved, returned, local }
     }
 
     fn run(mut self) {
@@ -108,6 +111,11 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
                         None => self.ledger.run(self.trace, op),
                     }
                     (self.after)(Ran { op, again: false }, self.ledger.snapshot());
+                }
+                Event::Return(op) => {
+                    if let Some(at) = self.checkpoint(op) {
+                        self.let_go(at, op);
+                    }
                 }
                 Event::Unsave(op) => match self.checkpoint(op) {
                     Some(at) => self.unsave(at, op),
@@ -199,13 +207,23 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
         }
     }
 
-    /// The backward of one operator of a checkpointed region is over.
-    fn unsave(&mut self, at: usize, op: OpId) {
+    /// The backward function of an operator of a checkpointed region has returned. What it read was handed to it, not
+    /// lent: unlike a plain saved tensor it goes now.
+    fn let_go(&mut self, at: usize, op: OpId) {
+        if std::mem::replace(&mut self.returned[op.index()], true) {
+            return;
+        }
         let (trace, region) = (self.trace, self.active[at].region);
         for tensor in trace.saves(trace.op(op)) {
             let again = self.again(region, tensor.storage);
             self.ledger.unsave(again);
         }
+    }
+
+    /// The backward of one operator of a checkpointed region is over.
+    fn unsave(&mut self, at: usize, op: OpId) {
+        self.let_go(at, op);
+        let (trace, region) = (self.trace, self.active[at].region);
         self.active[at].savers -= 1;
         if self.active[at].savers > 0 {
             return;

@@ -182,7 +182,7 @@ impl Ledger {
                 }
             }
             Event::Recategorize(storage, category) => self.recategorize(storage, category),
-            Event::Enter(_) | Event::Exit(_) | Event::EnterBackward(_) | Event::ExitBackward(_) => {}
+            Event::Return(_) | Event::Enter(_) | Event::Exit(_) | Event::EnterBackward(_) | Event::ExitBackward(_) => {}
         }
     }
 

@@ -15,8 +15,8 @@ pub struct Region {
     pub ops: Range<usize>,
     /// Positions of the events inside it, without its own enter and exit.
     pub events: Range<usize>,
-    /// What it reads but does not make, parameters and buffers aside. Checkpointing keeps these until its backward is
-    /// over.
+    /// What it is given or reads, and does not make, parameters and buffers aside. Checkpointing keeps these until its
+    /// backward is over.
     pub inputs: Vec<StorageId>,
     /// The last operator whose backward needs anything: recomputation stops here.
     pub stop: OpId,
@@ -172,17 +172,17 @@ pub(crate) fn needs(trace: &StepTrace, event: Event) -> Option<OpId> {
     (!trace.saves(trace.op(forward)).is_empty()).then_some(forward)
 }
 
-/// Storages that a span reads and did not make, each once, in the order of first use.
+/// Storages that a span is given or reads and did not make, each once.
 fn inputs(trace: &StepTrace, span: &Span, stamps: &mut [u32], stamp: u32) -> Vec<StorageId> {
     let mut inputs = Vec::new();
-    for op in &trace.ops()[span.ops.clone()] {
-        for tensor in trace.inputs(op) {
-            let storage = &trace.storages()[tensor.storage.index()];
-            let inside = storage.birth.is_some_and(|birth| span.ops.contains(&birth.index()));
-            let permanent = matches!(storage.category, Category::Parameter | Category::Buffer);
-            if !inside && !permanent && std::mem::replace(&mut stamps[tensor.storage.index()], stamp) != stamp {
-                inputs.push(tensor.storage);
-            }
+    let call = trace.call(span.call);
+    let read = trace.ops()[span.ops.clone()].iter().flat_map(|op| trace.inputs(op)).map(|tensor| tensor.storage);
+    for id in call.inputs.iter().chain(&call.keywords).copied().chain(read) {
+        let storage = &trace.storages()[id.index()];
+        let inside = storage.birth.is_some_and(|birth| span.ops.contains(&birth.index()));
+        let permanent = matches!(storage.category, Category::Parameter | Category::Buffer);
+        if !inside && !permanent && std::mem::replace(&mut stamps[id.index()], stamp) != stamp {
+            inputs.push(id);
         }
     }
     inputs

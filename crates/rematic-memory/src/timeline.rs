@@ -46,7 +46,9 @@ impl Timeline {
                 Event::Exit(call) => windows.exit(call, &ledger, &history),
                 Event::EnterBackward(call) => windows.enter_backward(call, &ledger, &history),
                 Event::ExitBackward(call) => windows.exit_backward(call, &ledger, &history),
-                Event::Drop(_) | Event::Unsave(_) | Event::Recategorize(..) => ledger.apply(trace, event),
+                Event::Drop(_) | Event::Return(_) | Event::Unsave(_) | Event::Recategorize(..) => {
+                    ledger.apply(trace, event)
+                }
             }
         }
         Timeline {

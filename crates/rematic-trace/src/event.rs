@@ -8,6 +8,9 @@ pub enum Event {
     Op(OpId),
     /// The last ordinary reference to a storage goes.
     Drop(StorageId),
+    /// The backward function of this forward operator has returned: it does not read again what was saved for it. Stands
+    /// only where other operators run before [`Event::Unsave`], to bring the gradients to their shapes and types.
+    Return(OpId),
     /// Autograd lets go of everything that this forward operator saved: its backward is over.
     Unsave(OpId),
     /// A storage is from now on counted in another category (a temporary becomes a parameter's gradient).

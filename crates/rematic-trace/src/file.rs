@@ -163,6 +163,8 @@ struct CallRow {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     inputs: Vec<u32>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    keywords: Vec<u32>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     outputs: Vec<u32>,
 }
 
@@ -208,6 +210,7 @@ enum FlagRow {
 enum EventRow {
     Op(u32),
     Drop(u32),
+    Return(u32),
     Unsave(u32),
     Recategorize(u32, Category),
     Enter(u32),
@@ -268,6 +271,7 @@ impl<'a> Document<'a> {
                 .map(|call| CallRow {
                     module: row(call.module.index()),
                     inputs: storage_rows(&call.inputs),
+                    keywords: storage_rows(&call.keywords),
                     outputs: storage_rows(&call.outputs),
                 })
                 .collect(),
@@ -309,6 +313,7 @@ impl<'a> Document<'a> {
         let storages = |rows: Vec<u32>| rows.into_iter().map(|id| StorageId::new(id as usize)).collect::<Vec<_>>();
         for call in self.calls {
             let id = trace.enter(ModuleId::new(call.module as usize), storages(call.inputs));
+            trace.set_keywords(id, storages(call.keywords));
             trace.exit(id, storages(call.outputs));
         }
         for op in self.ops {
@@ -386,6 +391,7 @@ impl From<Event> for EventRow {
         match event {
             Event::Op(op) => EventRow::Op(row(op.index())),
             Event::Drop(storage) => EventRow::Drop(row(storage.index())),
+            Event::Return(op) => EventRow::Return(row(op.index())),
             Event::Unsave(op) => EventRow::Unsave(row(op.index())),
             Event::Recategorize(storage, category) => EventRow::Recategorize(row(storage.index()), category),
             Event::Enter(call) => EventRow::Enter(row(call.index())),
@@ -404,6 +410,7 @@ impl From<EventRow> for Event {
         match event {
             EventRow::Op(id) => Event::Op(op(id)),
             EventRow::Drop(id) => Event::Drop(storage(id)),
+            EventRow::Return(id) => Event::Return(op(id)),
             EventRow::Unsave(id) => Event::Unsave(op(id)),
             EventRow::Recategorize(id, category) => Event::Recategorize(storage(id), category),
             EventRow::Enter(id) => Event::Enter(call(id)),

@@ -33,6 +33,8 @@ pub struct Call {
     pub module: ModuleId,
     /// Storages of the positional tensor inputs, with repetition, as PyTorch's module hooks see them.
     pub inputs: Vec<StorageId>,
+    /// Storages of the tensors among its keyword arguments, which those hooks do not see.
+    pub keywords: Vec<StorageId>,
     /// Storages of the tensor outputs, with repetition.
     pub outputs: Vec<StorageId>,
 }

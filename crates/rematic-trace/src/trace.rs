@@ -336,9 +336,14 @@ impl StepTrace {
     /// Begins a call of a module's forward.
     pub fn enter(&mut self, module: ModuleId, inputs: Vec<StorageId>) -> CallId {
         let id = CallId::new(self.calls.len());
-        self.calls.push(Call { module, inputs, outputs: Vec::new() });
+        self.calls.push(Call { module, inputs, keywords: Vec::new(), outputs: Vec::new() });
         self.events.push(Event::Enter(id));
         id
+    }
+
+    /// Notes the storages of the tensors among a call's keyword arguments.
+    pub fn set_keywords(&mut self, call: CallId, keywords: Vec<StorageId>) {
+        self.calls[call.index()].keywords = keywords;
     }
 
     /// Ends a call of a module's forward.

@@ -50,7 +50,11 @@ impl StepTrace {
         for (row, call) in self.calls.iter().enumerate() {
             let check = || {
                 check_id("module", call.module.index(), self.modules.len())?;
-                call.inputs.iter().chain(&call.outputs).try_for_each(|storage| self.check_storage(*storage))
+                call.inputs
+                    .iter()
+                    .chain(&call.keywords)
+                    .chain(&call.outputs)
+                    .try_for_each(|storage| self.check_storage(*storage))
             };
             check().map_err(|fault| InvalidTrace { at: Place::Row("calls", row), fault })?;
         }
@@ -170,6 +174,7 @@ struct Walk<'a> {
     held: Vec<bool>,
     saved: Vec<u32>,
     unsaved: Vec<bool>,
+    returned_from: Vec<bool>,
     next_op: usize,
     next_call: usize,
     open: Vec<CallId>,
@@ -183,6 +188,7 @@ impl<'a> Walk<'a> {
             held: trace.storages.iter().map(|storage| storage.birth.is_none()).collect(),
             saved: vec![0; trace.storages.len()],
             unsaved: vec![false; trace.ops.len()],
+            returned_from: vec![false; trace.ops.len()],
             next_op: 0,
             next_call: 0,
             open: Vec::new(),
@@ -214,6 +220,14 @@ impl<'a> Walk<'a> {
                 self.trace.check_storage(storage)?;
                 if !std::mem::replace(&mut self.held[storage.index()], false) {
                     return Err(Fault::DoubleDrop { storage });
+                }
+                Ok(())
+            }
+            Event::Return(op) => {
+                check_id("op", op.index(), self.trace.ops.len())?;
+                let over = op.index() >= self.next_op || self.unsaved[op.index()];
+                if over || std::mem::replace(&mut self.returned_from[op.index()], true) {
+                    return Err(Fault::NothingSaved { op });
                 }
                 Ok(())
             }

@@ -42,7 +42,8 @@ impl Gpt2LmHeadModel {
 
     /// Loss and logits; the tokens are their own labels.
     pub(super) fn forward(&self, tokens: &Tensor) -> (Tensor, Tensor) {
-        self.scope.call(&[], || {
+        // Token ids and labels.
+        self.scope.call_with(&[], &[tokens, tokens], || {
             let hidden = self.transformer.forward(tokens);
             causal_lm::lm_outputs(&hidden, &self.lm_head, tokens)
         })
@@ -80,7 +81,7 @@ impl Gpt2Model {
             causal_lm::skip_causal_mask(&positions, tokens.size(0));
             hidden = self.drop.forward(&hidden);
             for block in &self.h {
-                hidden = block.forward(&hidden);
+                hidden = block.forward(&hidden, &positions);
             }
             hidden = self.ln_f.forward(&hidden);
             hidden = hidden.view(hidden.shape());
@@ -109,12 +110,12 @@ impl Block {
         }
     }
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.scope.call(&[input], || {
+    fn forward(&self, input: &Tensor, positions: &Tensor) -> Tensor {
+        self.scope.call_with(&[input], &[positions], || {
             let mut residual = input.clone();
             let mut hidden = self.ln_1.forward(input);
             // Its own variable in the original: it lives to the end of the block.
-            let attended = self.attn.forward(&hidden);
+            let attended = self.attn.forward(&hidden, positions);
             hidden = attended.add(&residual);
             residual = hidden.clone();
             hidden = self.ln_2.forward(&hidden);
@@ -150,8 +151,8 @@ impl SelfAttention {
         }
     }
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.scope.call(&[input], || {
+    fn forward(&self, input: &Tensor, positions: &Tensor) -> Tensor {
+        self.scope.call_with(&[input], &[positions], || {
             let (batch, seq, width) = (input.size(0), input.size(1), input.size(2));
             let parts = {
                 let projected = self.c_attn.forward(input);

@@ -104,7 +104,8 @@ impl LlamaForCausalLm {
 
     /// Loss and logits; the tokens are their own labels.
     pub(super) fn forward(&self, tokens: &Tensor) -> (Tensor, Tensor) {
-        self.scope.call(&[], || {
+        // Token ids and labels.
+        self.scope.call_with(&[], &[tokens, tokens], || {
             let hidden = self.model.forward(tokens);
             causal_lm::lm_outputs(&hidden, &self.lm_head, tokens)
         })
@@ -137,7 +138,7 @@ impl LlamaModel {
     }
 
     fn forward(&self, tokens: &Tensor) -> Tensor {
-        self.scope.call(&[], || {
+        self.scope.call_with(&[], &[tokens], || {
             let embedded = self.embed_tokens.forward(tokens);
             let positions = causal_lm::position_ids(tokens.tape(), tokens.size(1));
             let mask = self.mask(&positions, tokens.size(0));
@@ -145,7 +146,8 @@ impl LlamaModel {
             let rotary = self.rotary_emb.forward(&hidden, &positions);
             for (index, layer) in (0..).zip(&self.layers) {
                 let windowed = self.window.as_ref().is_some_and(|window| window.layers.contains(index));
-                hidden = layer.forward(&hidden, &rotary, mask.as_ref().filter(|_| windowed));
+                let mask = mask.as_ref().filter(|_| windowed);
+                hidden = layer.forward(&hidden, &Keywords { rotary: &rotary, mask, positions: &positions });
             }
             self.norm.forward(&hidden)
         })
@@ -180,10 +182,10 @@ impl RotaryEmbedding {
 
     /// Cosines and sines of every position.
     fn forward(&self, hidden: &Tensor, positions: &Tensor) -> (Tensor, Tensor) {
-        let positional: &[&Tensor] =
-            if self.family.positions_are_positional() { &[hidden, positions] } else { &[hidden] };
+        let given = [hidden, positions];
+        let (positional, keywords) = given.split_at(if self.family.positions_are_positional() { 2 } else { 1 });
         let tape = hidden.tape();
-        self.scope.call(positional, || {
+        self.scope.call_with(positional, keywords, || {
             tape.no_grad(|| {
                 let angles = {
                     let numbers = {
@@ -204,6 +206,20 @@ impl RotaryEmbedding {
                 (cosines.to(hidden.dtype()), sines.to(hidden.dtype()))
             })
         })
+    }
+}
+
+/// What every layer gets as keyword arguments.
+struct Keywords<'a> {
+    rotary: &'a (Tensor, Tensor),
+    mask: Option<&'a Tensor>,
+    positions: &'a Tensor,
+}
+
+impl<'a> Keywords<'a> {
+    fn tensors(&self) -> Vec<&'a Tensor> {
+        let always = [&self.rotary.0, &self.rotary.1, self.positions];
+        always.into_iter().chain(self.mask).collect()
     }
 }
 
@@ -229,11 +245,11 @@ impl DecoderLayer {
         }
     }
 
-    fn forward(&self, input: &Tensor, rotary: &(Tensor, Tensor), mask: Option<&Tensor>) -> Tensor {
-        self.scope.call(&[input], || {
+    fn forward(&self, input: &Tensor, keywords: &Keywords<'_>) -> Tensor {
+        self.scope.call_with(&[input], &keywords.tensors(), || {
             let mut residual = input.clone();
             let mut hidden = self.input_layernorm.forward(input);
-            hidden = self.self_attn.forward(&hidden, rotary, mask);
+            hidden = self.self_attn.forward(&hidden, keywords);
             hidden = residual.add(&hidden);
             residual = hidden.clone();
             hidden = self.post_attention_layernorm.forward(&hidden);
@@ -279,8 +295,10 @@ impl SelfAttention {
     }
 
     /// Called with keyword arguments only.
-    fn forward(&self, input: &Tensor, rotary: &(Tensor, Tensor), mask: Option<&Tensor>) -> Tensor {
-        self.scope.call(&[], || {
+    fn forward(&self, input: &Tensor, keywords: &Keywords<'_>) -> Tensor {
+        let mut arguments = vec![input];
+        arguments.extend(keywords.tensors());
+        self.scope.call_with(&[], &arguments, || {
             let (batch, seq) = (input.size(0), input.size(1));
             let heads_of = |projection: &Linear, heads: u64, norm: Option<&RmsNorm>| {
                 let mut split = {
@@ -295,8 +313,8 @@ impl SelfAttention {
             let mut queries = heads_of(&self.q_proj, self.heads, self.norms.as_ref().map(|norms| &norms.0));
             let mut keys = heads_of(&self.k_proj, self.key_heads, self.norms.as_ref().map(|norms| &norms.1));
             let values = heads_of(&self.v_proj, self.key_heads, None);
-            (queries, keys) = rotate(&queries, &keys, rotary);
-            let mut output = causal_lm::attend(self.attention, &queries, &keys, &values, mask);
+            (queries, keys) = rotate(&queries, &keys, keywords.rotary);
+            let mut output = causal_lm::attend(self.attention, &queries, &keys, &values, keywords.mask);
             output = output.reshape(&[batch, seq, self.heads.saturating_mul(self.head_dim)]);
             output = self.o_proj.forward(&output);
             output

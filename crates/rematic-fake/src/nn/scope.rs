@@ -84,10 +84,16 @@ impl Scope {
 
     /// Calls the module: `inputs` are the positional tensor arguments (PyTorch's hooks do not see keyword arguments).
     pub fn call<R: Outputs>(&self, inputs: &[&Tensor], forward: impl FnOnce() -> R) -> R {
+        self.call_with(inputs, &[], forward)
+    }
+
+    /// Calls the module with tensors among its keyword arguments too.
+    pub fn call_with<R: Outputs>(&self, inputs: &[&Tensor], keywords: &[&Tensor], forward: impl FnOnce() -> R) -> R {
         let tape = &self.tape;
-        let storages = inputs.iter().map(|tensor| tensor.storage()).collect();
+        let storages = |tensors: &[&Tensor]| tensors.iter().map(|tensor| tensor.storage()).collect();
         let call = tape.with(|state| {
-            let call = state.trace.enter(self.module, storages);
+            let call = state.trace.enter(self.module, storages(inputs));
+            state.trace.set_keywords(call, storages(keywords));
             state.calls.push(call);
             call
         });

@@ -197,6 +197,7 @@ fn follow(world: &mut World<'_>, reference: &mut Reference, event: Event) {
                 }
             }
         }
+        Event::Return(_) => {}
         Event::Drop(storage) => assert!(world.held.remove(&storage)),
         Event::Unsave(op) => assert!(world.saving.remove(&op)),
         Event::Recategorize(storage, category) => world.categories[storage.index()] = category,
