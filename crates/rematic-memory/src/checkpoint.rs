@@ -159,7 +159,11 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
                         break;
                     }
                 }
-                Event::Op(_) => break,
+                Event::Op(op) => {
+                    // The last missing tensors are its inputs: it does not run any more.
+                    self.hand_over(region, op);
+                    break;
+                }
                 Event::Drop(storage) => self.drop_local(region, storage),
                 _ => {}
             }
@@ -183,12 +187,17 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
                 self.ledger.unsave(again);
             }
         }
-        for tensor in trace.saves(trace.op(op)) {
-            let again = self.again(region, tensor.storage);
-            self.ledger.save(again);
-        }
+        self.hand_over(region, op);
         if !cached {
             (self.after)(Ran { op, again: true }, self.ledger.snapshot());
+        }
+    }
+
+    /// What an operator saves is there again, for its backward to read.
+    fn hand_over(&mut self, region: &Region, op: OpId) {
+        for tensor in self.trace.saves(self.trace.op(op)) {
+            let again = self.again(region, tensor.storage);
+            self.ledger.save(again);
         }
     }
 
