@@ -35,6 +35,7 @@
 //! trace.validate().unwrap();
 //! ```
 
+mod calls;
 mod error;
 mod event;
 mod file;

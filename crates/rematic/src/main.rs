@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use owo_colors::OwoColorize;
-use rematic::{Costs, Devices, Error, Source, StatsReport, StepStats, StepTrace, Style, Timeline};
+use rematic::{CostRule, Costs, Devices, Error, Source, StatsReport, StepStats, StepTrace, Style, Timeline};
 
 use crate::arguments::{Arguments, DevicesArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
 
@@ -52,7 +52,11 @@ fn trace(arguments: &TraceArguments) -> Result<String, Failure> {
 fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
     let devices = known_devices(arguments.device.device_file.as_deref())?;
     let device = devices.find(&arguments.device.device).map_err(Error::from)?;
-    let trace = read(&arguments.source)?;
+    let mut trace = read(&arguments.source)?;
+    // Torch's tools see calls through module hooks.
+    if CostRule::from(arguments.cost) != CostRule::Torch {
+        trace = trace.with_whole_calls();
+    }
     let timeline = Timeline::replay(&trace, arguments.allocator.into());
     let costs = Costs::new(&trace, device, arguments.cost.into()).map_err(Error::from)?;
     let stats = StepStats::new(&trace, &timeline, &costs);
