@@ -306,17 +306,14 @@ impl Tensor {
         let [batch, heads, rows, inner] = *self.shape() else { return self.clone() };
         let columns = other.size(3);
         let stack = batch.saturating_mul(heads);
-        let product = {
-            let left = {
-                let left = self.expand(self.shape());
-                left.reshape(&[stack, rows, inner])
-            };
-            let right = {
-                let right = other.expand(other.shape());
-                right.reshape(&[stack, inner, columns])
-            };
-            left.bmm(&right)
+        let left = {
+            let left = self.expand(self.shape());
+            left.reshape(&[stack, rows, inner])
         };
-        product.unsafe_view(&[batch, heads, rows, columns])
+        let right = {
+            let right = other.expand(other.shape());
+            right.reshape(&[stack, inner, columns])
+        };
+        left.bmm(&right).unsafe_view(&[batch, heads, rows, columns])
     }
 }

@@ -149,24 +149,18 @@ impl Tensor {
         match bias {
             Some(bias) if flat => Tensor::addmm(bias, self, &weight.t()),
             Some(bias) => {
-                let result = {
-                    let folded = self.reshape(&[rows, features]);
-                    let flipped = weight.t();
-                    Tensor::addmm(bias, &folded, &flipped)
-                };
-                result.unsafe_view(&shape)
+                let folded = self.reshape(&[rows, features]);
+                let flipped = weight.t();
+                Tensor::addmm(bias, &folded, &flipped).unsafe_view(&shape)
             }
             None if flat => {
                 let flipped = weight.t();
                 self.mm(&flipped)
             }
             None => {
-                let result = {
-                    let flipped = weight.t();
-                    let folded = self.reshape(&[rows, features]);
-                    folded.mm(&flipped)
-                };
-                result.unsafe_view(&shape)
+                let flipped = weight.t();
+                let folded = self.reshape(&[rows, features]);
+                folded.mm(&flipped).unsafe_view(&shape)
             }
         }
     }

@@ -32,7 +32,7 @@ pub(crate) struct Fixture {
 }
 
 #[derive(Deserialize)]
-struct Setup {
+pub(crate) struct Setup {
     model: String,
     config: Option<serde_json::Value>,
     batch: u64,
@@ -45,6 +45,39 @@ struct Setup {
     heads: Option<u64>,
     vocab: Option<u64>,
     dropout: Option<f64>,
+}
+
+impl Setup {
+    /// The model that it is about.
+    pub(crate) fn model(&self) -> Model {
+        let setup = self;
+        let model = match &setup.config {
+            Some(config) => Model::from_config("config.json", &config.to_string()),
+            None => Model::builtin(&setup.model),
+        };
+        let options = Options {
+            batch: Some(setup.batch),
+            seq: Some(setup.seq),
+            dtype: Some(self.dtype()),
+            optimizer: Some(setup.optimizer.parse().unwrap()),
+            attention: Some(setup.attention.parse().unwrap()),
+            layers: setup.layers,
+            dropout: setup.dropout,
+            dim: setup.dim,
+            heads: setup.heads,
+            vocab: setup.vocab,
+        };
+        model.and_then(|model| model.with(&options)).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn dtype(&self) -> Dtype {
+        match self.dtype.as_str() {
+            "fp32" => Dtype::F32,
+            "bf16" => Dtype::Bf16,
+            "fp16" => Dtype::F16,
+            other => panic!("unknown type {other}"),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -142,24 +175,7 @@ impl Fixture {
 
     /// The model that it is about.
     pub(crate) fn model(&self) -> Model {
-        let setup = &self.setup;
-        let model = match &setup.config {
-            Some(config) => Model::from_config("config.json", &config.to_string()),
-            None => Model::builtin(&setup.model),
-        };
-        let options = Options {
-            batch: Some(setup.batch),
-            seq: Some(setup.seq),
-            dtype: Some(self.default_dtype()),
-            optimizer: Some(setup.optimizer.parse().unwrap()),
-            attention: Some(setup.attention.parse().unwrap()),
-            layers: setup.layers,
-            dropout: setup.dropout,
-            dim: setup.dim,
-            heads: setup.heads,
-            vocab: setup.vocab,
-        };
-        model.and_then(|model| model.with(&options)).unwrap_or_else(|error| panic!("{error}"))
+        self.setup.model()
     }
 
     /// Whether RuntimeEstimator takes the step.
@@ -175,12 +191,7 @@ impl Fixture {
 
     /// The type of the parameters, which the oracle makes torch's default.
     pub(crate) fn default_dtype(&self) -> Dtype {
-        match self.setup.dtype.as_str() {
-            "fp32" => Dtype::F32,
-            "bf16" => Dtype::Bf16,
-            "fp16" => Dtype::F16,
-            other => panic!("unknown type {other}"),
-        }
+        self.setup.dtype()
     }
 
     pub(crate) fn timeline(&self) -> Vec<OpSaid> {

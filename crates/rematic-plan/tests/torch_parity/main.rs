@@ -6,6 +6,7 @@
 //! A fixture has no `runtime_ms` where RuntimeEstimator refuses the step (fused attention in half precision), and no
 //! `mod_stats` and `baseline` where `aggregate_stats` fails (Llama's rotary embedding has no backward).
 
+mod checkpoints;
 mod compare;
 mod fixture;
 
