@@ -70,6 +70,9 @@ impl Tightening {
 const MOST_WORK: usize = 1_500_000;
 const FEW_PAIRS: usize = 400;
 const FEW_POINTS: usize = 24;
+/// How often a good solution is tried to better, and by at least which share.
+const REFINEMENTS: usize = 3;
+const REFINED_SHARE: f64 = 1e-3;
 /// How far above the bound the first guess lies, as a share of the bound, and how quickly the distance grows.
 const FIRST_GAP: f64 = 1e-3;
 const GAP_GROWTH: f64 = 4.0;
@@ -213,9 +216,7 @@ impl<'a> Case<'a> {
             let (here, end) = (start_rank(index), problem.rank(node.end));
             case.to_skip.push((here + 1..=start_rank(index + 1)).map(both).max().unwrap_or(0));
             let inner = (here + 1..end).map(backward).max().unwrap_or(0);
-            let rebuilding = (node.before_trigger + node.candidate.rebuilt.0 + node.candidate.kept_inputs.0)
-                .saturating_sub(node.candidate.held_by_autograd.0)
-                .saturating_add(tightening.own[index]);
+            let rebuilding = node.rebuilding().saturating_add(tightening.own[index]);
             case.to_choose.push(inner.max(over(rebuilding)));
             // Right behind it, outputs that its policy keeps may still be in use and so cost nothing: these moments are
             // left to the replay.
@@ -331,25 +332,29 @@ impl<'a> Case<'a> {
         }
         let mut gap = FIRST_GAP * lower_bound + f64::MIN_POSITIVE;
         let exact = self.problem.nodes.iter().zip(&self.usable).all(|(node, used)| !used || node.frontier.is_exact());
-        let mut thin = false;
         loop {
             let guess = (lower_bound + gap).min(limit);
-            match self.programme(&rates, guess * (1.0 + TIE), thin) {
+            match self.programme(&rates, guess * (1.0 + TIE), false) {
                 Run::Found { time, picks } => {
-                    let proved = if exact && !thin { time } else { lower_bound };
-                    return Some(Relaxed { time, picks, lower_bound: proved });
+                    return Some(Relaxed { time, picks, lower_bound: if exact { time } else { lower_bound } });
                 }
-                Run::TooMuch => {
-                    thin = true;
-                    continue;
-                }
-                Run::Nothing => {}
+                Run::TooMuch => return self.good_solution(&rates, limit, lower_bound),
+                Run::Nothing if guess >= limit => return None,
+                Run::Nothing => gap = if gap > 1e12 { f64::INFINITY } else { (gap * GAP_GROWTH).max(1e-9) },
             }
-            if guess >= limit {
-                return None;
-            }
-            gap = if gap > 1e12 { f64::INFINITY } else { (gap * GAP_GROWTH).max(1e-9) };
         }
+    }
+
+    /// With few pairs and policies at each node: each run looks only below the last one's solution, where the few lie
+    /// closer together.
+    fn good_solution(&self, rates: &Rates, mut limit: f64, lower_bound: f64) -> Option<Relaxed> {
+        let mut best = None;
+        for _ in 0..REFINEMENTS {
+            let Run::Found { time, picks } = self.programme(rates, limit, true) else { break };
+            limit = time * (1.0 - REFINED_SHARE);
+            best = Some(Relaxed { time, picks, lower_bound });
+        }
+        best
     }
 
     /// Whether dropping as much as possible is enough.

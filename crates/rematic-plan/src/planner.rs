@@ -87,35 +87,38 @@ impl Problem<'_> {
         None
     }
 
-    /// Replays a plan, and adds what it lies above the budget to the needs that should have prevented it.
-    fn tighten(
-        &self,
-        budget: Bytes,
-        picks: &[Pick],
-        checkpoints: &[Checkpoint],
-        tightening: &mut Tightening,
-    ) -> Replayed {
+    /// Replays a plan. Where it is above the aim, what the replay says beyond what the model said is noted: from now on
+    /// the model counts it too.
+    fn tighten(&self, aim: Bytes, picks: &[Pick], checkpoints: &[Checkpoint], tightening: &mut Tightening) -> Replayed {
+        // What the picks that end up to each one free together.
+        let mut freed = vec![0];
+        for &(node, point) in picks {
+            freed.push(freed[freed.len() - 1] + self.nodes[node].frontier.points()[point].freed.0);
+        }
+        let freed_before =
+            |position: usize| freed[picks.partition_point(|(node, _)| self.nodes[*node].end <= position)];
         let node_of = |op: usize| {
             let at = picks.partition_point(|(node, _)| self.nodes[*node].end <= op);
             picks.get(at).map(|(node, _)| *node).filter(|node| self.nodes[*node].start <= op)
         };
-        let mut ceilings = vec![0; tightening.ceilings.len()];
-        let mut own = vec![0; tightening.own.len()];
-        let replayed = self.replay_watched(checkpoints, |ran, total| {
-            let above = total.saturating_sub(budget.0);
-            if above == 0 {
+        self.replay_watched(checkpoints, |ran, total| {
+            if total <= aim.0 {
                 return;
             }
-            let slot: &mut u64 = match node_of(ran.op.index()) {
-                Some(node) => &mut own[node],
-                None => &mut ceilings[self.rank_of_op[ran.op.index()] as usize],
+            let (model, slot) = match node_of(ran.op.index()) {
+                Some(node) => {
+                    let before = freed_before(self.nodes[node].start);
+                    (self.nodes[node].rebuilding().saturating_sub(before), &mut tightening.own[node])
+                }
+                None => {
+                    let rank = self.rank_of_op[ran.op.index()] as usize;
+                    let ceiling = self.ceilings[rank].forward.max(self.ceilings[rank].backward);
+                    let before = rank.checked_sub(1).map_or(0, |end| freed_before(self.ends[end]));
+                    (ceiling.saturating_sub(before), &mut tightening.ceilings[rank])
+                }
             };
-            *slot = above.max(*slot);
-        });
-        for (sum, more) in tightening.ceilings.iter_mut().zip(ceilings).chain(tightening.own.iter_mut().zip(own)) {
-            *sum += more;
-        }
-        replayed
+            *slot = (*slot).max(total.saturating_sub(model));
+        })
     }
 
     /// The plan with the lowest peak, by bisection over budgets.

@@ -48,6 +48,14 @@ pub(crate) struct Node {
     pub(crate) forward_after: u64,
 }
 
+impl Node {
+    /// Bytes in use at the highest point of its recomputation if nothing else is checkpointed, at least.
+    pub(crate) fn rebuilding(&self) -> u64 {
+        (self.before_trigger + self.candidate.rebuilt.0 + self.candidate.kept_inputs.0)
+            .saturating_sub(self.candidate.held_by_autograd.0)
+    }
+}
+
 /// The highest plain totals among the moments at which just the regions up to a certain one have been dropped.
 ///
 /// A moment belongs to the region that ends last among those that have run and are not recomputed yet. The regions that
