@@ -1,4 +1,4 @@
-use rematic_cost::{Device, HostLink, TflopPerSecond};
+use rematic_cost::{Device, HostLink, Peaks, TflopPerSecond};
 use rematic_trace::{Bytes, Millis};
 use serde::Serialize;
 
@@ -89,28 +89,25 @@ struct JsonPeaks {
 #[must_use]
 pub fn devices_json(devices: &[Device]) -> String {
     let rate = |peak: Option<TflopPerSecond>| peak.map(|peak| peak.0);
-    let device = |device: &'_ Device| -> JsonPeaks {
-        let peaks = &device.peaks;
-        JsonPeaks {
-            fp32: rate(peaks.f32),
-            tf32: rate(peaks.tf32),
-            bf16: rate(peaks.bf16),
-            fp16: rate(peaks.f16),
-            fp8: rate(peaks.f8),
-        }
+    let tflops = |peaks: &Peaks| JsonPeaks {
+        fp32: rate(peaks.f32),
+        tf32: rate(peaks.tf32),
+        bf16: rate(peaks.bf16),
+        fp16: rate(peaks.f16),
+        fp8: rate(peaks.f8),
     };
     let devices = devices
         .iter()
-        .map(|each| JsonDevice {
-            name: &each.name,
-            product: &each.product,
-            memory_bytes: each.memory,
-            dram_gb_per_s: each.dram.0,
-            link_gb_per_s: each.link.map(|link| link.0),
-            tflops: device(each),
-            matmul_efficiency: each.matmul_efficiency,
-            launch_ms: each.launch,
-            unverified: each.unverified.iter().map(|field| spelled(field)).collect(),
+        .map(|device| JsonDevice {
+            name: &device.name,
+            product: &device.product,
+            memory_bytes: device.memory,
+            dram_gb_per_s: device.dram.0,
+            link_gb_per_s: device.link.map(|link| link.0),
+            tflops: tflops(&device.peaks),
+            matmul_efficiency: device.matmul_efficiency,
+            launch_ms: device.launch,
+            unverified: device.unverified.iter().map(|field| spelled(field)).collect(),
         })
         .collect();
     json(&Json { devices })
