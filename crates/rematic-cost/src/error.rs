@@ -3,7 +3,7 @@ use std::path::PathBuf;
 
 use rematic_trace::{Dtype, OpId};
 
-use crate::CostRule;
+use crate::{CostRule, Element};
 
 /// Why there are no costs, or no device to compute them for.
 #[derive(Debug, thiserror::Error)]
@@ -111,8 +111,8 @@ pub enum CostError {
     },
     /// An operator multiplies in a type that the device has no rate for.
     #[error(
-        "op {op} ({name}) multiplies in {dtype}, but {device} has no {dtype} rate under the {rule} rule; \
-         train in another type, or give the device that rate with --device-file"
+        "op {op} ({name}) multiplies in {0}, but {device} has no {0} rate under the {rule} rule; \
+         train in another type, or give the device that rate with --device-file", Element(*.dtype)
     )]
     NoRate {
         /// The operator.

@@ -34,6 +34,7 @@
 mod bytes;
 mod costs;
 mod device;
+mod element;
 mod error;
 mod flops;
 mod modules;
@@ -45,6 +46,7 @@ pub use device::{
     DEFAULT_LAUNCH, DEFAULT_MATMUL_EFFICIENCY, Device, Devices, GbPerSecond, HostLink, Peaks, TflopPerSecond,
     TorchDatasheet,
 };
+pub use element::Element;
 pub use error::CostError;
 pub use flops::Formula;
 pub use modules::{ModuleOrders, ModuleTimes};

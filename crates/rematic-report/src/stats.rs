@@ -1,18 +1,24 @@
 use std::collections::HashMap;
-use std::fmt::Write;
 
-use rematic_cost::{Costs, Device};
+use rematic_cost::{Costs, Device, Element};
 use rematic_memory::{Resident, Timeline};
 use rematic_plan::{Baseline, ModuleStats, StepStats};
-use rematic_trace::{Bytes, Category, ModuleId, Op, Phase, StepTrace};
+use rematic_trace::{Bytes, Category, Dtype, ModuleId, Op, Phase, StepTrace};
 use serde::Serialize;
 
-use crate::style::{Style, lines};
+use crate::json::json;
+use crate::shorten::{Shorten, unbroken};
+use crate::style::{Sentence, Style, Tone};
+use crate::table::{Column, Table};
 
 /// How many of the largest storages, and of the heaviest modules, the text shows.
 const ROWS: usize = 9;
 /// Length of the longest bar.
 const BAR: usize = 24;
+/// Widths below which shortened names say little: of operators, of modules, of who holds a storage.
+const OPERATOR: usize = 20;
+const MODULE: usize = 20;
+const HOLDER: usize = 32;
 
 /// Everything that `rematic stats` says about a step.
 #[derive(Clone, Copy)]
@@ -110,8 +116,7 @@ impl StatsReport<'_> {
             modules: &self.stats.modules,
             timeline: with_timeline.then(|| self.moments(&paths)),
         };
-        // Only maps with other than text keys can fail, and there are none.
-        serde_json::to_string_pretty(&document).unwrap_or_default() + "\n"
+        json(&document)
     }
 
     fn paths(&self) -> Vec<String> {
@@ -140,19 +145,21 @@ impl StatsReport<'_> {
     }
 
     fn heading(&self, style: Style) -> String {
-        let facts: Vec<String> = self.trace.facts.iter().map(|(name, value)| format!("{name} {value}")).collect();
-        let mut text = style.strong(&self.trace.model);
-        if !facts.is_empty() {
-            text += &style.quiet(&format!("  {}", facts.join(", ")));
-        }
-        let parameters: u64 = self.parameter_count();
-        let _ = writeln!(
-            text,
-            "\n{} operators, {} modules, {} parameters\n",
+        let facts: Vec<String> = self.trace.facts.iter().map(|(name, value)| unbroken(&fact(name, value))).collect();
+        let mut text = style.sentence(&Sentence {
+            lead: (&self.trace.model, Tone::Strong),
+            head: "",
+            gap: "  ",
+            tail: (&facts.join(", "), Tone::Quiet),
+        });
+        let size = format!(
+            "{} operators, {} modules, {} parameters",
             self.trace.ops().len(),
             self.stats.modules.len(),
-            thousands(parameters)
+            thousands(self.parameter_count())
         );
+        text += &style.sentence(&Sentence { lead: ("", Tone::Plain), head: &size, gap: "", tail: ("", Tone::Plain) });
+        text.push('\n');
         text
     }
 
@@ -176,24 +183,44 @@ impl StatsReport<'_> {
                 format!("at {}{module} ({})", short(self.trace.op_name(self.trace.op(at.op))), at.phase)
             }
         };
-        let mut text = format!("{} {place}\n", style.strong(&format!("Peak {total}")));
-        let mut table = style.table(&[], &[]);
+        let mut text = style.sentence(&Sentence {
+            lead: (&format!("Peak {total}"), Tone::Strong),
+            head: "",
+            gap: " ",
+            tail: (&place, Tone::Plain),
+        });
+        text += &self.fit(style);
+        let mut table = Table::new([
+            Column::text(""),
+            Column::number(""),
+            Column::number(""),
+            Column::text("").tone(Tone::Accent).leave_out(0),
+        ]);
         let mut categories: Vec<(Category, Bytes)> = peak.snapshot.iter().filter(|(_, bytes)| bytes.0 > 0).collect();
         categories.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         for (category, bytes) in categories {
             let share = bytes.0 as f64 / total.0.max(1) as f64;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a short bar")]
             let bar = "█".repeat((share * BAR as f64).round() as usize);
-            table.add_row([
-                category.to_string(),
-                format!("{bytes:>11}"),
-                format!("{:>5.1} %", share * 100.0),
-                style.accent(&bar),
-            ]);
+            table.row([category.to_string(), format!("{bytes:>11}"), format!("{:>5.1} %", share * 100.0), bar]);
         }
-        text += &lines(&table);
+        text += &table.render(style);
         text.push('\n');
         text
+    }
+
+    /// Whether the device has memory enough.
+    fn fit(&self, style: Style) -> String {
+        let peak = self.timeline.peak().total();
+        let Device { product, memory, .. } = self.device;
+        let (lead, head, tail) = if peak <= *memory {
+            let spare = memory.saturating_sub(peak);
+            (("Fits", Tone::Good), format!(" {product} ({memory})"), format!("with {spare} to spare"))
+        } else {
+            let more = peak.saturating_sub(*memory);
+            (("Does not fit", Tone::Bad), format!(" {product}:"), format!("{more} more than its {memory}"))
+        };
+        style.sentence(&Sentence { lead, head: &head, gap: " ", tail: (&tail, Tone::Plain) })
     }
 
     fn residents(&self, style: Style) -> String {
@@ -218,13 +245,20 @@ impl StatsReport<'_> {
             groups[index].total += resident.bytes;
         }
         groups.sort_by_key(|group| std::cmp::Reverse(group.total));
-        let mut table = style.table(&["largest there", "", "category", "made by", "in", "held by"], &[0, 1]);
+        let mut table = Table::new([
+            Column::number("largest there"),
+            Column::number(""),
+            Column::text("category").leave_out(1),
+            Column::text("made by").shorten(Shorten::Word, OPERATOR),
+            Column::text("in").shorten(Shorten::Outer, MODULE),
+            Column::text("held by").shorten(Shorten::Word, HOLDER).leave_out(0),
+        ]);
         for group in groups.iter().take(ROWS) {
             let [category, made_by, module, held_by] = group.key.clone();
             let count = if group.count > 1 { format!("{}×", group.count) } else { String::new() };
-            table.add_row([group.total.to_string(), count, category, made_by, module, held_by]);
+            table.row([group.total.to_string(), count, category, made_by, module, held_by]);
         }
-        lines(&table) + "\n"
+        table.render(style) + "\n"
     }
 
     fn holders(&self, resident: &Resident) -> String {
@@ -249,27 +283,31 @@ impl StatsReport<'_> {
     }
 
     fn time(&self, style: Style) -> String {
-        let phase = |phase| self.costs.total(phase).time;
+        let phase = |phase: Phase| unbroken(&format!("{phase} {}", self.costs.total(phase).time));
         let step = self.costs.step();
-        let mut text = format!(
-            "{} on {} ({} rule): forward {}, backward {}, optimizer {}; {}\n",
-            style.strong(&format!("Step {}", step.time)),
-            self.device.product,
-            self.costs.rule(),
-            phase(Phase::Forward),
-            phase(Phase::Backward),
-            phase(Phase::Optimizer),
-            step.flops,
-        );
-        let baseline = self.stats.baseline;
-        let _ = writeln!(
-            text,
-            "{}\n",
-            style.quiet(&format!(
-                "torch's baseline, without optimizer state: {} and {}",
-                baseline.peak_bytes, baseline.compute_ms
-            ))
-        );
+        let mut text = style.sentence(&Sentence {
+            lead: (&format!("Step {}", step.time), Tone::Strong),
+            head: &format!(" on {} ({} rule):", self.device.product, self.costs.rule()),
+            gap: " ",
+            tail: (
+                &format!(
+                    "{}, {}, {}; {}",
+                    phase(Phase::Forward),
+                    phase(Phase::Backward),
+                    phase(Phase::Optimizer),
+                    unbroken(&step.flops.to_string()),
+                ),
+                Tone::Plain,
+            ),
+        });
+        let Baseline { peak_bytes, compute_ms } = self.stats.baseline;
+        text += &style.sentence(&Sentence {
+            lead: ("torch's baseline, without optimizer state:", Tone::Quiet),
+            head: "",
+            gap: " ",
+            tail: (&format!("{peak_bytes} and {compute_ms}"), Tone::Quiet),
+        });
+        text.push('\n');
         text
     }
 
@@ -294,13 +332,19 @@ impl StatsReport<'_> {
             });
             rows[index].1 += 1;
         }
-        let header = ["heaviest modules, each", "", "parameters", "activations", "forward", "backward"];
-        let mut table = style.table(&header, &[1, 2, 3, 4, 5]);
+        let mut table = Table::new([
+            Column::text("heaviest modules, each").shorten(Shorten::Outer, MODULE),
+            Column::number(""),
+            Column::number("parameters").leave_out(0),
+            Column::number("activations"),
+            Column::number("forward").leave_out(1),
+            Column::number("backward").leave_out(2),
+        ]);
         for ([name, parameters, activations, forward, backward], count) in rows.into_iter().take(ROWS) {
             let count = if count > 1 { format!("{count}×") } else { String::new() };
-            table.add_row([name, count, parameters, activations, forward, backward]);
+            table.row([name, count, parameters, activations, forward, backward]);
         }
-        lines(&table)
+        table.render(style)
     }
 }
 
@@ -310,6 +354,14 @@ struct Group {
     key: [String; 4],
     count: usize,
     total: Bytes,
+}
+
+/// A fact about the step; the element type, which the trace has as its file does, as the options spell it.
+fn fact(name: &str, value: &str) -> String {
+    match value.parse::<Dtype>() {
+        Ok(dtype) if name == "dtype" => format!("{name} {}", Element(dtype)),
+        _ => format!("{name} {value}"),
+    }
 }
 
 /// A module's name as it is called in code, with the positions in lists left open: `Model.layers.7.mlp` becomes
@@ -329,7 +381,7 @@ fn short(name: &str) -> &str {
 fn thousands(count: u64) -> String {
     let mut value = count as f64;
     let mut unit = "";
-    for larger in ["k", "M", "G", "T"] {
+    for larger in ["k", "M", "B", "T"] {
         if value < 1000.0 {
             break;
         }
@@ -355,6 +407,6 @@ mod tests {
         assert_eq!(thousands(0), "0");
         assert_eq!(thousands(999), "999");
         assert_eq!(thousands(35_418_624), "35.4 M");
-        assert_eq!(thousands(405_000_000_000), "405.0 G");
+        assert_eq!(thousands(405_000_000_000), "405.0 B");
     }
 }

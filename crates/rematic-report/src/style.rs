@@ -1,5 +1,11 @@
-use comfy_table::{CellAlignment, ContentArrangement, Table};
 use owo_colors::OwoColorize;
+
+use crate::shorten::{columns, wrap};
+
+/// The narrowest that text is made for; a terminal that is narrower breaks the lines itself.
+const NARROWEST: u16 = 40;
+/// Blanks before the lines on which a sentence goes on.
+const INDENT: usize = 2;
 
 /// How text looks on the user's terminal.
 #[derive(Clone, Copy, Debug)]
@@ -17,41 +23,75 @@ impl Default for Style {
     }
 }
 
+/// What a piece of text is to the reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tone {
+    Plain,
+    Strong,
+    Accent,
+    Quiet,
+    Good,
+    Bad,
+}
+
 impl Style {
-    pub(crate) fn strong(self, text: &str) -> String {
-        if self.color { text.bold().to_string() } else { text.to_owned() }
+    /// The columns that lines are made for.
+    pub(crate) fn columns(self) -> usize {
+        self.width.max(NARROWEST).into()
     }
 
-    pub(crate) fn accent(self, text: &str) -> String {
-        if self.color { text.cyan().to_string() } else { text.to_owned() }
+    /// The text in the colour of its tone. Only for text that is laid out already.
+    pub(crate) fn paint(self, text: &str, tone: Tone) -> String {
+        match tone {
+            _ if !self.color || text.is_empty() => text.to_owned(),
+            Tone::Plain => text.to_owned(),
+            Tone::Strong => text.bold().to_string(),
+            Tone::Accent => text.cyan().to_string(),
+            Tone::Quiet => text.dimmed().to_string(),
+            Tone::Good => text.green().to_string(),
+            Tone::Bad => text.red().bold().to_string(),
+        }
     }
 
-    pub(crate) fn quiet(self, text: &str) -> String {
-        if self.color { text.dimmed().to_string() } else { text.to_owned() }
-    }
-
-    /// A table without lines; columns named in `numbers` are aligned right.
-    pub(crate) fn table(self, header: &[&str], numbers: &[usize]) -> Table {
-        let mut table = Table::new();
-        table.load_style(comfy_table::presets::NOTHING);
-        table.set_content_arrangement(ContentArrangement::Dynamic);
-        table.set_width(self.width);
-        table.set_header(header.iter().map(|title| self.quiet(title)));
-        for &column in numbers {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
+    /// A sentence in one line, or, where that does not fit, with the tail on lines of its own.
+    pub(crate) fn sentence(self, sentence: &Sentence<'_>) -> String {
+        let Sentence { lead: (lead, lead_tone), head, gap, tail: (tail, tail_tone) } = *sentence;
+        let full = format!("{lead}{head}");
+        let one_line = tail.is_empty() || columns(&full) + columns(gap) + columns(tail) <= self.columns();
+        let mut text = String::new();
+        for (number, line) in wrap(&full, self.columns()).iter().enumerate() {
+            if number > 0 {
+                text.push('\n');
+            }
+            // The lead is shorter than a line, so that it is whole or, in a name that was shortened, the line itself.
+            match line.strip_prefix(lead) {
+                Some(rest) if number == 0 => text += &(self.paint(lead, lead_tone) + rest),
+                _ if number == 0 && head.is_empty() => text += &self.paint(line, lead_tone),
+                _ => text += line,
             }
         }
-        table
+        let (indent, room) = if one_line {
+            (gap.to_owned(), self.columns())
+        } else {
+            (format!("\n{}", " ".repeat(INDENT)), self.columns() - INDENT)
+        };
+        for line in wrap(tail, room).iter().filter(|line| !line.is_empty()) {
+            text += &indent;
+            text += &self.paint(line, tail_tone);
+        }
+        text + "\n"
     }
 }
 
-/// The table with every line's trailing blanks removed, and a line break at the end.
-pub(crate) fn lines(table: &Table) -> String {
-    table
-        .lines()
-        .map(|line| line.trim_end().to_owned())
-        .filter(|line| !line.is_empty())
-        .map(|line| line + "\n")
-        .collect()
+/// A sentence that begins with what matters, and may go on in a second line.
+#[derive(Clone, Copy)]
+pub(crate) struct Sentence<'a> {
+    /// What matters.
+    pub(crate) lead: (&'a str, Tone),
+    /// The rest of the first line.
+    pub(crate) head: &'a str,
+    /// What is between the two if they share a line.
+    pub(crate) gap: &'a str,
+    /// What moves to a second line if it must.
+    pub(crate) tail: (&'a str, Tone),
 }

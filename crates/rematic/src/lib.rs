@@ -25,7 +25,7 @@ pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
 pub use rematic_memory::{Allocator, Timeline};
 pub use rematic_plan::{Baseline, ModuleStats, StepStats};
-pub use rematic_report::{StatsReport, Style, devices_json, devices_text, models_json, models_text};
+pub use rematic_report::{SavedReport, StatsReport, Style, devices_json, devices_text, models_json, models_text};
 pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
 pub use source::Source;
 

@@ -8,7 +8,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use owo_colors::OwoColorize;
-use rematic::{CostRule, Costs, Devices, Error, Source, StatsReport, StepStats, StepTrace, Style, Timeline};
+use rematic::{
+    CostRule, Costs, Devices, Error, SavedReport, Source, StatsReport, StepStats, StepTrace, Style, Timeline,
+};
 
 use crate::arguments::{Arguments, DevicesArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
 
@@ -35,18 +37,8 @@ fn main() -> ExitCode {
 fn trace(arguments: &TraceArguments) -> Result<String, Failure> {
     let trace = read(&arguments.source)?;
     trace.write(&arguments.output).map_err(Error::from)?;
-    let summary = serde_json::json!({
-        "file": arguments.output.display().to_string(),
-        "model": trace.model,
-        "ops": trace.ops().len(),
-        "modules": trace.modules().len(),
-        "storages": trace.storages().len(),
-    });
-    if arguments.json {
-        return Ok(format!("{summary:#}\n"));
-    }
-    let (ops, storages) = (trace.ops().len(), trace.storages().len());
-    Ok(format!("{}: {ops} operators and {storages} storages of {}\n", arguments.output.display(), trace.model))
+    let report = SavedReport { file: &arguments.output, trace: &trace };
+    Ok(if arguments.json { report.json() } else { report.text() })
 }
 
 fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
@@ -107,10 +99,14 @@ fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Colours only on a terminal that wants them.
+/// Colours only on a terminal that wants them; the width is the terminal's, else that of `COLUMNS`.
 fn style(stream: &impl IsTerminal) -> Style {
     let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
         && std::env::var_os("TERM").is_none_or(|terminal| terminal != "dumb");
-    let width = terminal_size::terminal_size().map_or(Style::default().width, |(width, _)| width.0);
-    Style { color: wanted && stream.is_terminal(), width }
+    let on_terminal = stream.is_terminal();
+    let terminal = on_terminal.then(terminal_size::terminal_size).flatten().map(|(width, _)| width.0);
+    let asked = || std::env::var("COLUMNS").ok()?.trim().parse().ok();
+    let width =
+        terminal.filter(|width| *width > 0).or_else(asked).filter(|width| *width > 0).unwrap_or(Style::default().width);
+    Style { color: wanted && on_terminal, width }
 }

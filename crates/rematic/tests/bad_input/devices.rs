@@ -78,7 +78,7 @@ fn device_files_that_cannot_be_opened_are_named() {
 fn a_device_without_the_rate_is_refused() {
     with_file(GOOD.as_bytes(), |path| {
         let arguments = ["stats", "gpt2", "--dtype", "fp16", "--device", "mine", "--device-file", path];
-        refused(&arguments, &["f16", "mine", "--device-file"]);
+        refused(&arguments, &["fp16", "mine", "--device-file"]);
         refused(&["stats", "gpt2", "--device", "mien", "--device-file", path], &["`mien`", "did you mean mine?"]);
     });
 }

@@ -1,0 +1,149 @@
+//! What the texts look like on terminals: of several widths, with and without colour.
+
+use std::collections::HashSet;
+
+use rematic_cost::{CostRule, Costs, Device, Devices};
+use rematic_fake::models::{BUILTIN, Model, Options};
+use rematic_memory::{Allocator, Timeline};
+use rematic_plan::StepStats;
+use rematic_report::{StatsReport, Style, devices_text, models_text};
+
+const WIDTHS: [u16; 6] = [40, 60, 80, 100, 120, 160];
+/// Wide enough that nothing is left out.
+const UNLIMITED: u16 = 1000;
+
+fn stats_on(model: &str, device: &str, styles: &[Style]) -> Vec<String> {
+    let options = Options { layers: Some(2), ..Options::default() };
+    let trace = Model::builtin(model).unwrap().with(&options).unwrap().trace().unwrap();
+    let timeline = Timeline::replay(&trace, Allocator::Cuda);
+    let device = Device::find(device).unwrap();
+    let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
+    let stats = StepStats::new(&trace, &timeline, &costs);
+    let report = StatsReport { trace: &trace, timeline: &timeline, costs: &costs, stats: &stats, device: &device };
+    styles.iter().map(|style| report.text(*style)).collect()
+}
+
+/// Every text of every command, in each of the styles: one list per text.
+fn texts(styles: &[Style]) -> Vec<Vec<String>> {
+    let models: Vec<_> = BUILTIN.iter().map(|model| (model.name, model.description)).collect();
+    let devices = Devices::builtin();
+    vec![
+        stats_on("seed-transformer", "h100", styles),
+        stats_on("gpt2", "t4", styles),
+        stats_on("llama-3-8b", "a100-40", styles),
+        styles.iter().map(|style| devices_text(devices.all(), *style)).collect(),
+        styles.iter().map(|style| models_text(&models, *style)).collect(),
+    ]
+}
+
+fn without_escapes(text: &str) -> String {
+    let mut pieces = text.split("\u{1b}[");
+    let first = pieces.next().unwrap_or_default().to_owned();
+    first + &pieces.map(|piece| piece.split_once('m').unwrap().1).collect::<String>()
+}
+
+#[test]
+fn colour_does_not_change_the_layout() {
+    for width in WIDTHS {
+        for text in texts(&[Style { color: true, width }, Style { color: false, width }]) {
+            assert!(text[0].contains("\u{1b}["), "no colour in\n{}", text[0]);
+            assert_eq!(without_escapes(&text[0]), text[1], "at width {width}");
+        }
+    }
+}
+
+#[test]
+fn lines_fit_and_names_stay_whole() {
+    let styles = WIDTHS.map(|width| Style { color: false, width });
+    let wide = texts(&[Style { color: false, width: UNLIMITED }]);
+    for (texts, wide) in texts(&styles).iter().zip(&wide) {
+        let words: HashSet<&str> = wide[0].split_whitespace().collect();
+        assert!(!wide[0].contains('…'));
+        for (text, width) in texts.iter().zip(WIDTHS) {
+            for line in text.lines() {
+                assert!(line.chars().count() <= width.into(), "longer than {width}: {line}");
+                assert_eq!(line, line.trim_end());
+            }
+            // What is shortened shows it; a fragment without the mark would be a broken name.
+            for word in text.split_whitespace().filter(|word| !word.contains('…')) {
+                assert!(words.contains(word), "`{word}` at width {width} is a fragment in\n{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_is_one_line() {
+    let devices = Devices::builtin();
+    for width in WIDTHS.into_iter().filter(|width| *width >= 80) {
+        let text = devices_text(devices.all(), Style { color: false, width });
+        assert_eq!(text.lines().count(), devices.all().len() + 2, "at width {width}\n{text}");
+    }
+}
+
+#[test]
+fn columns_go_in_the_order_of_their_importance() {
+    let header = |width| {
+        let text = devices_text(Devices::builtin().all(), Style { color: false, width });
+        text.lines().next().unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(header(160), "device memory DRAM GB/s fp32 tf32 bf16 fp16 fp8 link GB/s host product");
+    assert_eq!(header(100), "device memory DRAM GB/s fp32 tf32 bf16 fp16 fp8 link GB/s host");
+    assert_eq!(header(80), "device memory DRAM GB/s fp32 tf32 bf16 fp16 fp8 link GB/s");
+    assert_eq!(header(60), "device memory DRAM GB/s fp32 bf16 fp16");
+
+    let widths = [160, 80, 60].map(|width| Style { color: false, width });
+    let headers: Vec<String> = stats_on("llama-3-8b", "h100", &widths)
+        .iter()
+        .map(|text| text.lines().find(|line| line.contains("largest there")).unwrap().trim().to_owned())
+        .collect();
+    assert!(headers[0].contains("category") && headers[0].ends_with("held by"), "{headers:?}");
+    assert!(headers[1].contains("category") && headers[1].ends_with("in"), "{headers:?}");
+    assert!(!headers[2].contains("category") && headers[2].ends_with("in"), "{headers:?}");
+}
+
+#[test]
+fn the_step_line_breaks_after_the_colon() {
+    let text = &stats_on("seed-transformer", "h100", &[Style { color: false, width: 80 }])[0];
+    let step = text.lines().position(|line| line.starts_with("Step ")).unwrap();
+    let lines: Vec<&str> = text.lines().skip(step).take(2).collect();
+    assert!(lines[0].ends_with("(physical rule):"), "{lines:?}");
+    assert!(lines[1].starts_with("  forward ") && lines[1].ends_with("FLOP"), "{lines:?}");
+}
+
+#[test]
+fn whether_the_step_fits_is_said() {
+    let line = |device| {
+        let text = &stats_on("seed-transformer", device, &[Style::default()])[0];
+        text.lines().skip_while(|line| !line.starts_with("Peak")).nth(1).unwrap().to_owned()
+    };
+    let fits = line("h100");
+    assert!(
+        fits.starts_with("Fits NVIDIA H100 SXM5 80GB (74.51 GiB) with ") && fits.ends_with(" GiB to spare"),
+        "{fits}"
+    );
+
+    let options = Options { batch: Some(64), ..Options::default() };
+    let trace = Model::builtin("seed-transformer").unwrap().with(&options).unwrap().trace().unwrap();
+    let timeline = Timeline::replay(&trace, Allocator::Cuda);
+    let mut device = Device::find("t4").unwrap();
+    let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
+    let stats = StepStats::new(&trace, &timeline, &costs);
+    let peak = timeline.peak().total();
+    let say = |device: &Device| {
+        StatsReport { trace: &trace, timeline: &timeline, costs: &costs, stats: &stats, device }.text(Style::default())
+    };
+    device.memory = peak;
+    assert!(say(&device).contains(&format!("\nFits NVIDIA T4 16GB ({peak}) with 0 B to spare\n")));
+    device.memory.0 -= 1;
+    assert!(say(&device).contains(&format!("\nDoes not fit NVIDIA T4 16GB: 1 B more than its {}\n", device.memory)));
+}
+
+#[test]
+fn element_types_are_spelled_as_the_options_are() {
+    let text = &stats_on("seed-transformer", "h100", &[Style::default()])[0];
+    assert!(text.contains("dtype fp32,"), "{text}");
+    let json = rematic_report::devices_json(Devices::builtin().all());
+    assert!(json.contains("\"fp32\": 15.7") && json.contains("\"tflops.fp16\"") && !json.contains("\"f32\""), "{json}");
+    assert!(json.starts_with("{\n  \"devices\": [\n    {\n      \"name\": \"v100\""), "{json}");
+}
