@@ -84,11 +84,7 @@ pub(crate) fn solve(problem: &Problem<'_>, budget: u64, tightening: &Tightening)
     let nodes = &problem.nodes;
     // The highest ceiling decides most. Regions around it would excuse it while they run; they are few, contain each
     // other, and so exclude each other: try without them, and with each of them alone.
-    let highest = (0..problem.ceilings.len())
-        .max_by_key(|&rank| problem.ceilings[rank].forward.max(problem.ceilings[rank].backward))
-        .unwrap_or(0);
-    let around: Vec<usize> =
-        (0..nodes.len()).filter(|&index| highest > 0 && surrounds(&nodes[index], problem.ends[highest - 1])).collect();
+    let around = around_highest(problem);
     let mut best: Option<Relaxed> = None;
     let mut lower_bound = f64::INFINITY;
     for with in std::iter::once(None).chain(around.iter().copied().map(Some)) {
@@ -107,6 +103,32 @@ pub(crate) fn solve(problem: &Problem<'_>, budget: u64, tightening: &Tightening)
         }
     }
     best.map(|best| Relaxed { lower_bound: lower_bound.min(best.time), ..best })
+}
+
+/// The nodes that lie in no other but those around the highest ceiling: a model's layers.
+pub(crate) fn outermost(problem: &Problem<'_>) -> Vec<usize> {
+    let around = around_highest(problem);
+    let mut chosen: Vec<usize> = Vec::new();
+    for (index, node) in problem.nodes.iter().enumerate() {
+        let inside = chosen.last().is_some_and(|last| problem.nodes[*last].end > node.start);
+        let holds_many = problem.nodes[index + 1..node.next].len() > MANY_INSIDE;
+        if !inside && !around.contains(&index) && !holds_many {
+            chosen.push(index);
+        }
+    }
+    chosen
+}
+
+/// A node with more nodes inside is a whole model rather than a layer.
+const MANY_INSIDE: usize = 8;
+
+fn around_highest(problem: &Problem<'_>) -> Vec<usize> {
+    let highest = (0..problem.ceilings.len())
+        .max_by_key(|&rank| problem.ceilings[rank].forward.max(problem.ceilings[rank].backward))
+        .unwrap_or(0);
+    (0..problem.nodes.len())
+        .filter(|&index| highest > 0 && surrounds(&problem.nodes[index], problem.ends[highest - 1]))
+        .collect()
 }
 
 fn surrounds(node: &Node, position: usize) -> bool {

@@ -6,15 +6,18 @@
 //! Two of torch's planners have their equal here: [`optimal_policy`] (`get_optimal_checkpointing_policy_per_module`) says
 //! which operators of one region to save, and [`milp()`] (`sac_milp`) which modules of a [`ModuleGraph`] to checkpoint.
 
+mod document;
 mod error;
 mod exact;
 mod graph;
+mod greedy;
 mod milp;
 mod planner;
 mod policy;
 mod problem;
 mod stats;
 
+pub use document::{Choice, DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlannedOp, PlannedRegion};
 pub use error::PlanError;
 pub use graph::{GraphModule, GraphTradeoff, ModuleGraph};
 pub use milp::{MilpChoice, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, milp};

@@ -121,6 +121,32 @@ impl Problem<'_> {
         })
     }
 
+    /// Plans for budgets in equal steps from the step as it is down to the least that can be reached, the largest first.
+    /// Time never rises with the budget: a plan for a smaller one serves for a larger one too.
+    #[must_use]
+    pub fn curve(&self, points: usize) -> Vec<(Bytes, Solution)> {
+        let least = self.least();
+        let (high, low) = (self.baseline().peak.0, least.replayed.peak.0);
+        let mut curve = vec![(least.replayed.peak, least)];
+        for index in 1..points.max(2) as u64 {
+            let steps = points.max(2) as u64 - 1;
+            let budget =
+                Bytes(low + u64::try_from(u128::from(high - low) * u128::from(index) / u128::from(steps)).unwrap_or(0));
+            let before = &curve[curve.len() - 1].1;
+            let solution = match self.exact(budget) {
+                Outcome::Fits => {
+                    Solution { checkpoints: Vec::new(), replayed: self.baseline().clone(), lower_bound: Millis(0.0) }
+                }
+                Outcome::Planned(solution) if solution.replayed.recompute.0 <= before.replayed.recompute.0 => solution,
+                Outcome::Planned(solution) => Solution { lower_bound: solution.lower_bound, ..before.clone() },
+                Outcome::Infeasible(_) => before.clone(),
+            };
+            curve.push((budget, solution));
+        }
+        curve.reverse();
+        curve
+    }
+
     /// The plan with the lowest peak, by bisection over budgets.
     #[must_use]
     pub fn least(&self) -> Solution {

@@ -79,6 +79,7 @@ pub struct Problem<'a> {
     pub(crate) ceilings: Vec<Ceiling>,
     /// For every operator, the ceiling that the moment after it belongs to.
     pub(crate) rank_of_op: Vec<u32>,
+    world_size: u64,
     ledger: Ledger,
     baseline: Replayed,
 }
@@ -140,6 +141,7 @@ impl<'a> Problem<'a> {
             ends,
             ceilings,
             rank_of_op,
+            world_size: limits.world_size,
             ledger,
             baseline: Replayed {
                 peak: Bytes(0),
@@ -193,6 +195,25 @@ impl<'a> Problem<'a> {
             }
         });
         replayed
+    }
+
+    /// Devices among which parameters, gradients and optimizer state are spread.
+    #[must_use]
+    pub fn world_size(&self) -> u64 {
+        self.world_size
+    }
+
+    /// What autograd would hold of a checkpointed region, and what of it is freed; nothing for a region that the limits
+    /// exclude.
+    #[must_use]
+    pub fn freed(&self, checkpoint: &Checkpoint) -> (Bytes, Bytes) {
+        let Ok(index) = self.nodes.binary_search_by_key(&checkpoint.region, |node| node.region) else {
+            return (Bytes(0), Bytes(0));
+        };
+        let (candidate, start) = (&self.nodes[index].candidate, self.nodes[index].start);
+        let is_saved = |op: &usize| checkpoint.saved.binary_search(&OpId::new(start + op)).is_ok();
+        let kept = candidate.items.iter().filter(|item| item.ops.iter().all(is_saved)).map(|item| item.bytes).sum();
+        (candidate.held_by_autograd, candidate.droppable.saturating_sub(kept))
     }
 
     /// How many ends lie at or before a position.

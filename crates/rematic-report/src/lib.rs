@@ -2,7 +2,9 @@
 
 mod device;
 mod json;
+mod milp;
 mod model;
+mod plan;
 mod saved;
 mod shorten;
 mod stats;
@@ -10,7 +12,9 @@ mod style;
 mod table;
 
 pub use device::{devices_json, devices_text};
+pub use milp::MilpReport;
 pub use model::{models_json, models_text};
+pub use plan::{CurvePoint, CurveReport, PlanReport, Verdict};
 pub use saved::SavedReport;
 pub use stats::StatsReport;
 pub use style::Style;

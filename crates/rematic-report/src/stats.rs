@@ -366,14 +366,14 @@ fn fact(name: &str, value: &str) -> String {
 
 /// A module's name as it is called in code, with the positions in lists left open: `Model.layers.7.mlp` becomes
 /// `layers.*.mlp`. The root keeps its class name.
-fn any_layer(path: &str) -> String {
+pub(crate) fn any_layer(path: &str) -> String {
     let inner = path.split_once('.').map_or(path, |(_, inner)| inner);
     let name = |part: &str| if part.bytes().all(|byte| byte.is_ascii_digit()) { "*" } else { part }.to_owned();
     inner.split('.').map(name).collect::<Vec<_>>().join(".")
 }
 
 /// An operator's name without the overload that most have.
-fn short(name: &str) -> &str {
+pub(crate) fn short(name: &str) -> &str {
     name.strip_suffix(".default").unwrap_or(name)
 }
 

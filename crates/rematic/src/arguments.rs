@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rematic::{Allocator, AttentionKernel, CostRule, Dtype, Optimizer, Options};
+use rematic::{Allocator, AttentionKernel, Bytes, CostRule, Dtype, Optimizer, Options};
 
 /// Plans the memory of deep-learning training: without a GPU, says what one training step takes, and why.
 #[derive(Parser)]
@@ -19,6 +19,15 @@ pub(crate) enum Verb {
     /// Show the memory and time of one training step: where it peaks, and why.
     #[command(after_help = "Example: rematic stats llama-3-8b --batch 2 --seq 8192 --device h100")]
     Stats(StatsArguments),
+    /// Find what to drop and recompute so that the step fits a budget, at the least extra time.
+    #[command(after_help = "Example: rematic plan seed-transformer --budget 1.6GiB -o plan.json")]
+    Plan(PlanArguments),
+    /// Show the extra time for budgets from "nothing dropped" down to the least that can be reached.
+    #[command(after_help = "Example: rematic curve gpt2 --points 20")]
+    Curve(CurveArguments),
+    /// Replay a step under a saved plan, and check that the plan is for this model.
+    #[command(after_help = "Example: rematic replay seed-transformer --plan plan.json")]
+    Replay(ReplayArguments),
     /// List the devices that the cost model knows.
     #[command(after_help = "Example: rematic devices --device-file my-devices.toml")]
     Devices(DevicesArguments),
@@ -134,6 +143,85 @@ pub(crate) struct StatsArguments {
     /// With --json: also the total after every operator.
     #[arg(long, requires = "json")]
     pub(crate) timeline: bool,
+}
+
+/// What may be planned.
+#[derive(Args)]
+pub(crate) struct LimitArguments {
+    #[command(flatten)]
+    pub(crate) source: SourceArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+    /// How an operator's time is estimated.
+    #[arg(long, value_enum, default_value = "physical")]
+    pub(crate) cost: CostName,
+    /// How memory is rounded.
+    #[arg(long, value_enum, default_value = "cuda")]
+    pub(crate) allocator: AllocatorName,
+    /// Spread parameters, gradients and optimizer state evenly over so many devices.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) world_size: u32,
+    /// Checkpoint only modules whose name matches; * and ? stand for anything. May be repeated.
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) only: Vec<String>,
+    /// Do not checkpoint modules whose name matches. May be repeated.
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) never: Vec<String>,
+    /// Recompute modules only as a whole, as plain checkpointing does.
+    #[arg(long)]
+    pub(crate) whole: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct PlanArguments {
+    #[command(flatten)]
+    pub(crate) limits: LimitArguments,
+    /// The most memory that may be in use: 38GiB, 40GB or bytes.
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) budget: Bytes,
+    /// How to plan.
+    #[arg(long, value_enum, default_value = "exact")]
+    pub(crate) planner: PlannerName,
+    /// With --planner milp: stop at a plan proved to be at most this share slower than the best.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    pub(crate) gap: f64,
+    /// With --planner milp: stop after so many seconds with the best plan found.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) time_limit: Option<u64>,
+    /// Write the plan with every decision to a file.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct CurveArguments {
+    #[command(flatten)]
+    pub(crate) limits: LimitArguments,
+    /// Number of budgets.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(2..=10_000))]
+    pub(crate) points: u32,
+}
+
+#[derive(Args)]
+pub(crate) struct ReplayArguments {
+    #[command(flatten)]
+    pub(crate) limits: LimitArguments,
+    /// The plan.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plan: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PlannerName {
+    /// The least recomputation under which the replayed step fits, with a proved bound
+    Exact,
+    /// The most bytes per time first: the baseline
+    Greedy,
+    /// Torch's sac_milp: its memory model and fitted curves, solved to the optimum
+    Milp,
 }
 
 #[derive(Args)]

@@ -3,7 +3,9 @@ use std::path::PathBuf;
 
 use rematic_cost::CostError;
 use rematic_fake::FakeError;
-use rematic_trace::FileError;
+use rematic_plan::{DocumentError, LimitsError, PlanError};
+use rematic_trace::{Bytes, FileError};
+use rematic_tradeoff::TradeoffError;
 
 /// Anything that can go wrong between a source and a report.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +31,24 @@ pub enum Error {
     TraceName {
         /// The file.
         path: PathBuf,
+    },
+    /// The limits leave nothing to plan.
+    #[error(transparent)]
+    Limits(#[from] LimitsError),
+    /// A plan file cannot be used.
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    /// The milp planner cannot take the problem.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// No trade-offs for the milp planner.
+    #[error(transparent)]
+    Tradeoff(#[from] TradeoffError),
+    /// A budget that nothing fits.
+    #[error("the budget is {found}; give the memory that the step may use, like 38GiB")]
+    NoBudget {
+        /// The budget.
+        found: Bytes,
     },
     /// A config file cannot be read.
     #[error("cannot read {}: {source}; give a config.json, a saved trace, or a model that `rematic models` lists", path.display())]

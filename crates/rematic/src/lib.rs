@@ -24,9 +24,16 @@ pub use rematic_cost::{CostError, CostRule, Costs, Device, Devices};
 pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
 pub use rematic_memory::{Allocator, Timeline};
-pub use rematic_plan::{Baseline, ModuleStats, StepStats};
-pub use rematic_report::{SavedReport, StatsReport, Style, devices_json, devices_text, models_json, models_text};
+pub use rematic_plan::{
+    Baseline, DocumentError, Infeasible, Limits, LimitsError, MilpOptions, MilpOutcome, ModuleGraph, ModuleStats,
+    Outcome, PlanDocument, PlanError, Problem, Replayed, Solution, StepStats, milp, optimal_policy,
+};
+pub use rematic_report::{
+    CurvePoint, CurveReport, MilpReport, PlanReport, SavedReport, StatsReport, Style, Verdict, devices_json,
+    devices_text, models_json, models_text,
+};
 pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
+pub use rematic_tradeoff::{TradeoffError, Tradeoffs};
 pub use source::Source;
 
 /// Write a model of your own: tensors, modules, and the step.

@@ -1,6 +1,7 @@
-//! The command line. Exit codes: 0 done, 2 error.
+//! The command line. Exit codes: 0 done, 2 error, 3 infeasible.
 
 mod arguments;
+mod planning;
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -17,13 +18,16 @@ use crate::arguments::{Arguments, DevicesArguments, SourceArguments, StatsArgume
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match &arguments.verb {
-        Verb::Trace(arguments) => trace(arguments),
-        Verb::Stats(arguments) => stats(arguments),
-        Verb::Devices(arguments) => devices(arguments),
-        Verb::Models { json } => models(*json),
+        Verb::Trace(arguments) => trace(arguments).map(Answer::done),
+        Verb::Stats(arguments) => stats(arguments).map(Answer::done),
+        Verb::Plan(arguments) => planning::plan(arguments),
+        Verb::Curve(arguments) => planning::curve(arguments),
+        Verb::Replay(arguments) => planning::replay(arguments),
+        Verb::Devices(arguments) => devices(arguments).map(Answer::done),
+        Verb::Models { json } => models(*json).map(Answer::done),
     };
-    match result.and_then(|text| print(&text)) {
-        Ok(()) => ExitCode::SUCCESS,
+    match result.and_then(|answer| print(&answer.text).map(|()| answer.code)) {
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             let label = "error:";
             let label = if style(&std::io::stderr()).color { label.red().bold().to_string() } else { label.to_owned() };
@@ -31,6 +35,18 @@ fn main() -> ExitCode {
             let _ = writeln!(std::io::stderr(), "{label} {error}");
             ExitCode::from(2)
         }
+    }
+}
+
+/// What a verb says, and the exit code.
+struct Answer {
+    text: String,
+    code: u8,
+}
+
+impl Answer {
+    fn done(text: String) -> Self {
+        Answer { text, code: 0 }
     }
 }
 

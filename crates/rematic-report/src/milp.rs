@@ -1,0 +1,113 @@
+use std::fmt::Write;
+
+use rematic_plan::MilpOutcome;
+use rematic_trace::{Bytes, Millis, StepTrace};
+use serde::Serialize;
+
+use crate::json::json;
+use crate::style::{Style, Tone};
+use crate::table::{Column, Table};
+
+/// What the planner `milp` says: torch's model of the peak, which is not a replay.
+#[derive(Clone, Copy, Debug)]
+pub struct MilpReport<'a> {
+    /// The step.
+    pub trace: &'a StepTrace,
+    /// The most bytes that may be in use.
+    pub budget: Bytes,
+    /// Torch's baseline.
+    pub baseline: Bytes,
+    /// Time of the step without recomputation.
+    pub step: Millis,
+    /// The answer.
+    pub outcome: &'a MilpOutcome,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    outcome: &'static str,
+    budget_bytes: Bytes,
+    baseline_peak_bytes: Bytes,
+    peak_bytes: Bytes,
+    step_ms: Millis,
+    recompute_ms: Millis,
+    lower_bound_ms: Millis,
+    regions: Vec<JsonRegion<'a>>,
+    least_budget_bytes: Option<Bytes>,
+}
+
+/// Torch decides only about shares: the policy is empty.
+#[derive(Serialize)]
+struct JsonRegion<'a> {
+    module: &'a str,
+    discard: f64,
+    freed_bytes: Bytes,
+    recompute_ms: Millis,
+    policy: [(); 0],
+}
+
+impl MilpReport<'_> {
+    /// One JSON document.
+    #[must_use]
+    pub fn json(&self) -> String {
+        let (outcome, peak_bytes, least_budget_bytes) = match self.outcome {
+            MilpOutcome::Fits { peak } => ("fits", *peak, None),
+            MilpOutcome::Planned(plan) => ("planned", plan.peak, None),
+            MilpOutcome::Infeasible { least_budget, .. } => ("infeasible", *least_budget, Some(*least_budget)),
+        };
+        let plan = match self.outcome {
+            MilpOutcome::Planned(plan) => Some(plan),
+            _ => None,
+        };
+        let regions = plan.into_iter().flat_map(|plan| &plan.choices).map(|choice| JsonRegion {
+            module: &choice.fqn,
+            discard: choice.discard,
+            freed_bytes: choice.saved,
+            recompute_ms: choice.recompute,
+            policy: [],
+        });
+        json(&Json {
+            outcome,
+            budget_bytes: self.budget,
+            baseline_peak_bytes: self.baseline,
+            peak_bytes,
+            step_ms: self.step,
+            recompute_ms: plan.map_or(Millis(0.0), |plan| plan.recompute),
+            lower_bound_ms: plan.map_or(Millis(0.0), |plan| plan.lower_bound),
+            regions: regions.collect(),
+            least_budget_bytes,
+        })
+    }
+
+    /// A summary for people.
+    #[must_use]
+    pub fn text(&self, style: Style) -> String {
+        let mut text = style.paint(&self.trace.model, Tone::Strong) + "\n";
+        match self.outcome {
+            MilpOutcome::Fits { peak } => {
+                let fits = style.paint("Fits as it is", Tone::Good);
+                let _ = writeln!(text, "{fits}, by torch's model: peak {peak} of {}.", self.budget);
+            }
+            MilpOutcome::Infeasible { least_budget, .. } => {
+                let cannot = style.paint("Cannot fit", Tone::Bad);
+                let _ = writeln!(text, "{cannot} {}, by torch's model: it takes at least {least_budget}.", self.budget);
+            }
+            MilpOutcome::Planned(plan) => {
+                let fits = style.paint("Fits with a plan", Tone::Good);
+                let _ = writeln!(
+                    text,
+                    "{fits}, by torch's model: peak {} -> {} of {}; recomputing takes {} on top of {}.\n",
+                    self.baseline, plan.peak, self.budget, plan.recompute, self.step
+                );
+                let mut table =
+                    Table::new([Column::text("checkpoint"), Column::number("discards"), Column::number("recomputes")]);
+                for choice in &plan.choices {
+                    let discard = format!("{:.2} %", choice.discard * 100.0);
+                    table.row([choice.fqn.clone(), discard, choice.recompute.to_string()]);
+                }
+                text += &table.render(style);
+            }
+        }
+        text
+    }
+}

@@ -1,0 +1,280 @@
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use rematic_memory::Ran;
+use rematic_plan::{Choice, PlanDocument, Replayed};
+use rematic_trace::{Bytes, Millis, StepTrace};
+use serde::Serialize;
+
+use crate::json::json;
+use crate::shorten::Shorten;
+use crate::stats::{any_layer, short};
+use crate::style::{Style, Tone};
+use crate::table::{Column, Table};
+
+/// The most rows of regions that the text shows.
+const ROWS: usize = 12;
+/// Names of modules are not cut below this width while a column can be left out instead.
+const MODULE: usize = 24;
+
+/// What a planner says, in the words of the command line.
+#[derive(Clone, Debug)]
+pub enum Verdict<'a> {
+    /// Nothing to drop.
+    Fits,
+    /// A plan, and where its peak is.
+    Planned(&'a PlanDocument, Option<Ran>),
+    /// The least budget that can be reached, and the state at its peak.
+    Infeasible(&'a Replayed),
+}
+
+/// Everything that `rematic plan` says.
+#[derive(Clone, Debug)]
+pub struct PlanReport<'a> {
+    /// The step.
+    pub trace: &'a StepTrace,
+    /// The most bytes that may be in use.
+    pub budget: Bytes,
+    /// The peak without a plan.
+    pub baseline: Bytes,
+    /// Time of the step without recomputation.
+    pub step: Millis,
+    /// The answer.
+    pub verdict: Verdict<'a>,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    outcome: &'static str,
+    budget_bytes: Bytes,
+    baseline_peak_bytes: Bytes,
+    peak_bytes: Bytes,
+    step_ms: Millis,
+    recompute_ms: Millis,
+    lower_bound_ms: Millis,
+    regions: Vec<JsonRegion<'a>>,
+    least_budget_bytes: Option<Bytes>,
+}
+
+#[derive(Serialize)]
+struct JsonRegion<'a> {
+    module: &'a str,
+    discard: f64,
+    freed_bytes: Bytes,
+    recompute_ms: Millis,
+    policy: Vec<JsonOp<'a>>,
+}
+
+#[derive(Serialize)]
+struct JsonOp<'a> {
+    op: &'a str,
+    decision: Choice,
+}
+
+impl PlanReport<'_> {
+    /// One JSON document.
+    #[must_use]
+    pub fn json(&self) -> String {
+        let plan = match &self.verdict {
+            Verdict::Planned(plan, _) => Some(*plan),
+            _ => None,
+        };
+        let regions = plan.into_iter().flat_map(|plan| &plan.regions).map(|region| JsonRegion {
+            module: &region.module,
+            discard: region.discard,
+            freed_bytes: region.freed_bytes,
+            recompute_ms: region.recompute_ms,
+            policy: region.policy.iter().map(|op| JsonOp { op: &op.op, decision: op.decision }).collect(),
+        });
+        json(&Json {
+            outcome: match self.verdict {
+                Verdict::Fits => "fits",
+                Verdict::Planned(..) => "planned",
+                Verdict::Infeasible(_) => "infeasible",
+            },
+            budget_bytes: self.budget,
+            baseline_peak_bytes: self.baseline,
+            peak_bytes: match &self.verdict {
+                Verdict::Infeasible(least) => least.peak,
+                _ => plan.map_or(self.baseline, |plan| plan.peak_bytes),
+            },
+            step_ms: self.step,
+            recompute_ms: plan.map_or(Millis(0.0), |plan| plan.recompute_ms),
+            lower_bound_ms: plan.map_or(Millis(0.0), |plan| plan.lower_bound_ms),
+            regions: regions.collect(),
+            least_budget_bytes: match &self.verdict {
+                Verdict::Infeasible(least) => Some(least.peak),
+                _ => None,
+            },
+        })
+    }
+
+    /// A summary for people.
+    #[must_use]
+    pub fn text(&self, style: Style) -> String {
+        let mut text = style.paint(&self.trace.model, Tone::Strong) + "\n";
+        match &self.verdict {
+            Verdict::Fits => {
+                let spare = self.budget.saturating_sub(self.baseline);
+                let fits = style.paint("Fits as it is", Tone::Good);
+                let _ = writeln!(
+                    text,
+                    "{fits}: peak {} of {}, {spare} to spare. Nothing to drop.",
+                    self.baseline, self.budget
+                );
+            }
+            Verdict::Infeasible(least) => {
+                let cannot = style.paint("Cannot fit", Tone::Bad);
+                let _ = writeln!(
+                    text,
+                    "{cannot} {}: the least reachable peak is {}{}.",
+                    self.budget,
+                    least.peak,
+                    self.place(least.at)
+                );
+                let mut categories: Vec<_> = least.snapshot.iter().filter(|(_, bytes)| bytes.0 > 0).collect();
+                categories.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+                let parts: Vec<String> =
+                    categories.iter().map(|(category, bytes)| format!("{category} {bytes}")).collect();
+                let _ = writeln!(text, "There it is {}.", parts.join(", "));
+                let _ = writeln!(
+                    text,
+                    "Raise --budget to at least {} bytes, shard with --world-size, or use a smaller batch.",
+                    least.peak.0
+                );
+            }
+            Verdict::Planned(plan, at) => self.planned(&mut text, plan, *at, style),
+        }
+        text
+    }
+
+    fn place(&self, at: Option<Ran>) -> String {
+        let Some(ran) = at else { return String::new() };
+        let op = self.trace.op(ran.op);
+        let module =
+            self.trace.module_of(op).map_or_else(String::new, |module| format!(" in {}", self.trace.path(module)));
+        let phase = if ran.again { "recomputed".to_owned() } else { op.phase.to_string() };
+        format!(", at {}{module} ({phase})", short(self.trace.op_name(op)))
+    }
+
+    fn planned(&self, text: &mut String, plan: &PlanDocument, at: Option<Ran>, style: Style) {
+        let fits = style.paint("Fits with a plan", Tone::Good);
+        let _ = writeln!(
+            text,
+            "{fits}: peak {} -> {} of {}{}.",
+            self.baseline,
+            plan.peak_bytes,
+            self.budget,
+            self.place(at)
+        );
+        let share = plan.recompute_ms.0 / self.step.0.max(f64::MIN_POSITIVE) * 100.0;
+        let gap = (plan.recompute_ms.0 / plan.lower_bound_ms.0.max(f64::MIN_POSITIVE) - 1.0).max(0.0) * 100.0;
+        let quality =
+            if gap < 0.005 { "proved optimal".to_owned() } else { format!("at most {gap:.2} % above the optimum") };
+        let _ = writeln!(
+            text,
+            "Recomputing takes {} on top of {} ({share:.2} %); {quality}.\n",
+            plan.recompute_ms, self.step
+        );
+        let mut rows: Vec<([String; 5], usize)> = Vec::new();
+        let mut places = HashMap::new();
+        for region in &plan.regions {
+            let mut saved: Vec<&str> =
+                region.policy.iter().filter(|op| op.decision == Choice::Save).map(|op| short(&op.op)).collect();
+            saved.sort_unstable();
+            saved.dedup();
+            let row = [
+                any_layer(&region.module),
+                region.freed_bytes.to_string(),
+                format!("{:.0} %", region.discard * 100.0),
+                region.recompute_ms.to_string(),
+                if saved.is_empty() { "nothing".to_owned() } else { saved.join(", ") },
+            ];
+            let index = *places.entry(row.clone()).or_insert_with(|| {
+                rows.push((row, 0));
+                rows.len() - 1
+            });
+            rows[index].1 += 1;
+        }
+        let mut table = Table::new([
+            Column::text("checkpoint, each").shorten(Shorten::Outer, MODULE),
+            Column::number(""),
+            Column::number("frees"),
+            Column::number("discards").leave_out(1),
+            Column::number("recomputes"),
+            Column::text("saves").wrap().leave_out(0),
+        ]);
+        let more = rows.len().saturating_sub(ROWS);
+        for ([name, freed, discard, time, saved], count) in rows.into_iter().take(ROWS) {
+            let count = if count > 1 { format!("{count}×") } else { String::new() };
+            table.row([name, count, freed, discard, time, saved]);
+        }
+        *text += &table.render(style);
+        if more > 0 {
+            let _ = writeln!(text, "and {more} more kinds of regions; -o FILE writes them all");
+        }
+    }
+}
+
+/// One point of the curve of budget against time.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct CurvePoint {
+    /// The budget.
+    pub budget_bytes: Bytes,
+    /// The peak of its plan.
+    pub peak_bytes: Bytes,
+    /// Time of recomputation.
+    pub recompute_ms: Millis,
+    /// No plan takes less.
+    pub lower_bound_ms: Millis,
+}
+
+/// The curve of budget against time, from the step as it is down to the least that can be reached.
+#[derive(Clone, Debug)]
+pub struct CurveReport<'a> {
+    /// The model.
+    pub model: &'a str,
+    /// Time of the step without recomputation.
+    pub step: Millis,
+    /// The largest budget first.
+    pub points: &'a [CurvePoint],
+}
+
+impl CurveReport<'_> {
+    /// One JSON document.
+    #[must_use]
+    pub fn json(&self) -> String {
+        #[derive(Serialize)]
+        struct Json<'a> {
+            step_ms: Millis,
+            points: &'a [CurvePoint],
+        }
+        json(&Json { step_ms: self.step, points: self.points })
+    }
+
+    /// A table with bars.
+    #[must_use]
+    pub fn text(&self, style: Style) -> String {
+        const BAR: f64 = 30.0;
+        let most = self.points.iter().map(|point| point.recompute_ms.0).fold(f64::MIN_POSITIVE, f64::max);
+        let mut table = Table::new([
+            Column::number("budget"),
+            Column::number("peak").leave_out(1),
+            Column::number("recompute"),
+            Column::number("of the step"),
+            Column::text("").tone(Tone::Accent).leave_out(0),
+        ]);
+        for point in self.points {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a short bar")]
+            let bar = "█".repeat((point.recompute_ms.0 / most * BAR).round() as usize);
+            table.row([
+                point.budget_bytes.to_string(),
+                point.peak_bytes.to_string(),
+                point.recompute_ms.to_string(),
+                format!("{:.2} %", point.recompute_ms.0 / self.step.0.max(f64::MIN_POSITIVE) * 100.0),
+                bar,
+            ]);
+        }
+        style.paint(self.model, Tone::Strong) + "\n" + &table.render(style)
+    }
+}
