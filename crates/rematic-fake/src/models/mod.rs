@@ -20,7 +20,7 @@ use crate::tape::Tape;
 use crate::{AttentionKernel, Tensor};
 
 /// More layers than this are a slip of the finger.
-const MAX_LAYERS: u64 = 100_000;
+const MAX_LAYERS: u64 = 10_000;
 /// Where neither the user nor the config says how long a sequence is, it is at most this.
 const DEFAULT_SEQ: u64 = 4096;
 
