@@ -68,6 +68,12 @@ pub enum FakeError {
         /// Why, with line and column.
         reason: String,
     },
+    /// A config file that holds something else than fields.
+    #[error("{file} is JSON, but not an object; give the config.json of a Hugging Face model")]
+    ConfigNotObject {
+        /// The file.
+        file: String,
+    },
     /// A config file without a field that is needed, or with one of another type.
     #[error("{file}: field `{field}` {problem}")]
     ConfigField {

@@ -24,12 +24,6 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
-    /// A trace whose name does not say so.
-    #[error("{} is a saved trace; rename it to {}", path.display(), path.with_extension("rmt").display())]
-    TraceName {
-        /// The file.
-        path: PathBuf,
-    },
     /// A config file cannot be read.
     #[error("cannot read {}: {source}; give a config.json, a saved trace, or a model that `rematic models` lists", path.display())]
     Read {
