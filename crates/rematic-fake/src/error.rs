@@ -24,7 +24,7 @@ pub enum FakeError {
         storages: usize,
     },
     /// An absurd number of operators.
-    #[error("the step has more than {limit} operators; use fewer layers")]
+    #[error("the step has more than {limit} operators, the most that is traced; use fewer layers")]
     TooManyOps {
         /// The most that is traced.
         limit: usize,
