@@ -46,7 +46,8 @@ impl Source {
         if StepTrace::recognizes(&start) {
             return Ok(Source::Trace(path.to_owned()));
         }
-        let text = String::from_utf8(start).map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+        let text = String::from_utf8(start)
+            .map_err(|_| failed(io::Error::new(io::ErrorKind::InvalidData, "it is not text in UTF-8")))?;
         Ok(Source::Model(Box::new(Model::from_config(name, &text)?)))
     }
 
