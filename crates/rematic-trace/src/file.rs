@@ -129,7 +129,8 @@ impl StepTrace {
 /// be wrong is read this way.
 fn place_of_fault(text: &[u8]) -> String {
     let deserializer = &mut serde_json::Deserializer::from_slice(text);
-    let place = serde_path_to_error::deserialize::<_, Document<'_>>(deserializer).map_err(|error| error.path().to_string());
+    let place =
+        serde_path_to_error::deserialize::<_, Document<'_>>(deserializer).map_err(|error| error.path().to_string());
     // A single dot is the path of the whole.
     place.err().filter(|place| place != ".").unwrap_or_default()
 }
