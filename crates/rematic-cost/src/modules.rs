@@ -118,8 +118,11 @@ impl Clock {
     const TICKS_PER_MS: f64 = (1_u64 << 60) as f64;
 
     fn advance(&mut self, time: Millis) {
-        // Times are not negative; the cast drops less than a tick and saturates.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "times are not negative; it drops less than a tick and saturates"
+        )]
         let ticks = (time.0 * Self::TICKS_PER_MS) as u128;
         self.0 = self.0.saturating_add(ticks);
     }

@@ -117,8 +117,11 @@ fn shown(value: &Value) -> String {
 }
 
 fn bytes_of_gb(gb: f64) -> Bytes {
-    // At most 10^15 and above 0, so the cast only drops a fraction of a byte.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "at most 10^15 and above 0, so it only drops a fraction of a byte"
+    )]
     Bytes((gb * 1e9) as u64)
 }
 

@@ -226,6 +226,9 @@ impl<'a> Engine<'a> {
         self.buffers[root.0] = vec![Some(seed)];
         self.push(root);
         while let Some((_, _, node)) = self.ready.pop() {
+            if self.tape.has_failed() {
+                break;
+            }
             self.evaluate(node);
         }
     }

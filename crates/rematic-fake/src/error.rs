@@ -24,7 +24,7 @@ pub enum FakeError {
         storages: usize,
     },
     /// An absurd number of operators.
-    #[error("the step has more than {limit} operators; use fewer layers")]
+    #[error("the step has more than {limit} operators, the most that is traced; use fewer layers")]
     TooManyOps {
         /// The most that is traced.
         limit: usize,
@@ -67,6 +67,12 @@ pub enum FakeError {
         file: String,
         /// Why, with line and column.
         reason: String,
+    },
+    /// A config file that holds something else than fields.
+    #[error("{file} is JSON, but not an object; give the config.json of a Hugging Face model")]
+    ConfigNotObject {
+        /// The file.
+        file: String,
     },
     /// A config file without a field that is needed, or with one of another type.
     #[error("{file}: field `{field}` {problem}")]

@@ -21,6 +21,7 @@
 
 mod autograd;
 mod error;
+mod kernel;
 pub mod models;
 pub mod nn;
 mod ops;

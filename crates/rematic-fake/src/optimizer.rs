@@ -3,7 +3,8 @@ use std::str::FromStr;
 
 use rematic_trace::{Category, Phase};
 
-use crate::tape::{Kernel, Out, Tape};
+use crate::kernel::{Kernel, Out};
+use crate::tape::Tape;
 use crate::tensor::Tensor;
 
 /// The optimizer, in PyTorch's `foreach` implementation with its default settings.
@@ -81,15 +82,17 @@ impl OptimizerState {
         if parameters.is_empty() {
             return;
         }
+        // Parameters without a gradient are left alone, and so is their state.
+        let kept = |states: &[Tensor]| -> Vec<Tensor> {
+            let with_gradient = self.parameters.iter().zip(states).filter(|(p, _)| p.gradient().is_some());
+            with_gradient.map(|(_, state)| state.clone()).collect()
+        };
         match (self.optimizer, self.states.as_slice()) {
             (Optimizer::Adam | Optimizer::AdamW, [first, second]) => {
-                let kept = |states: &[Tensor]| -> Vec<Tensor> {
-                    let with_gradient = self.parameters.iter().zip(states).filter(|(p, _)| p.gradient().is_some());
-                    with_gradient.map(|(_, state)| state.clone()).collect()
-                };
                 self.adam(tape, &parameters, gradients, &kept(first), &kept(second));
             }
             (Optimizer::SgdMomentum, [momenta]) => {
+                let momenta = &kept(momenta);
                 in_place(tape, "_foreach_mul_.Scalar", momenta, &[]);
                 in_place(tape, "_foreach_add_.List", momenta, &[&gradients]);
                 in_place(tape, "_foreach_add_.List", &parameters, &[momenta]);

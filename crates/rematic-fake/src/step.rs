@@ -40,10 +40,13 @@ impl Step {
         loss_of: impl FnOnce(&R) -> Tensor,
     ) -> Result<StepTrace, FakeError> {
         // Sizes that no tensor can have are found before anything runs; nothing is gained by running then.
-        if self.tape.check().is_err() {
+        if self.tape.has_failed() {
             return self.tape.take_trace();
         }
         let output = forward();
+        if self.tape.has_failed() {
+            return self.tape.take_trace();
+        }
         self.drop_previous(&output.tensors());
         let loss = loss_of(&output);
         self.tape.backward(&loss);

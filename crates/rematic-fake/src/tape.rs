@@ -2,16 +2,17 @@ use std::cell::{Ref, RefCell};
 use std::rc::Rc;
 
 use rematic_trace::{
-    CallId, Category, Dtype, Event, Flags, Layout, LayoutId, Module, ModuleId, OpId, OpRecord, Parameter, Phase,
-    StepTrace, StorageId,
+    CallId, Category, Dtype, Event, Layout, Module, ModuleId, OpId, OpRecord, Parameter, Phase, StepTrace, StorageId,
 };
 
 use crate::autograd::{Edge, Node, NodeId, NodeKind};
 use crate::error::FakeError;
+use crate::kernel::{Derivative, Kernel, Out, Results, Slot};
 use crate::tensor::Tensor;
 
-/// The most operators that a step may have. More is a mistake in the sizes, and would not fit in memory.
-const MAX_OPS: usize = 20_000_000;
+/// The most operators that a step may have; more is a mistake in the sizes. `rematic stats` takes about 0.4 kB for each, so
+/// that it stays below 1 GB.
+const MAX_OPS: usize = 2_000_000;
 
 /// Records what runs. Every tensor knows its tape; a tape is cheap to clone.
 #[derive(Clone)]
@@ -35,62 +36,6 @@ pub(crate) struct State {
     pub(crate) error: Option<FakeError>,
     /// Ordinary references per storage.
     references: Vec<u32>,
-}
-
-/// An output of a kernel.
-pub(crate) enum Out<'a> {
-    /// New memory.
-    New(Layout),
-    /// A view of an input.
-    View(&'a Tensor, Layout),
-}
-
-/// Which tensor autograd saves.
-#[derive(Clone, Copy)]
-pub(crate) enum Slot<'a> {
-    Input(&'a Tensor),
-    /// An output that is differentiable: PyTorch detaches it when it saves it, and again when it reads it.
-    Output(usize),
-    /// An output that is not differentiable (a mask, a log-sum-exp).
-    Auxiliary(usize),
-}
-
-pub(crate) struct Kernel<'a> {
-    pub(crate) name: &'static str,
-    pub(crate) flags: Flags,
-    pub(crate) inputs: Vec<&'a Tensor>,
-    pub(crate) mutates: Vec<&'a Tensor>,
-    pub(crate) outputs: Vec<Out<'a>>,
-}
-
-impl<'a> Kernel<'a> {
-    pub(crate) fn new(name: &'static str, inputs: &[&'a Tensor], outputs: Vec<Out<'a>>) -> Self {
-        Kernel { name, flags: Flags::default(), inputs: inputs.to_vec(), mutates: Vec::new(), outputs }
-    }
-
-    pub(crate) fn view(name: &'static str, input: &'a Tensor, outputs: Vec<Out<'a>>) -> Self {
-        let mut kernel = Kernel::new(name, &[input], outputs);
-        kernel.flags.view = true;
-        kernel
-    }
-
-    pub(crate) fn mutating(mut self, targets: &[&'a Tensor]) -> Self {
-        self.mutates = targets.to_vec();
-        self
-    }
-
-    pub(crate) fn random(mut self) -> Self {
-        self.flags.random = true;
-        self
-    }
-}
-
-/// How a kernel is differentiated.
-pub(crate) struct Derivative<'a> {
-    /// The inputs that may get a gradient, in the order of the gradients that `backward` returns.
-    pub(crate) inputs: &'a [&'a Tensor],
-    pub(crate) saves: Vec<Slot<'a>>,
-    pub(crate) backward: crate::autograd::BackwardFn,
 }
 
 impl Tape {
@@ -144,6 +89,12 @@ impl Tape {
     /// The first mistake that was reported.
     pub(crate) fn check(&self) -> Result<(), FakeError> {
         self.state().error.clone().map_or(Ok(()), Err)
+    }
+
+    /// Whether a mistake was reported. What runs then is not recorded, so a loop over layers may as well end.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.state().error.is_some()
     }
 
     pub(crate) fn take_trace(&self) -> Result<StepTrace, FakeError> {
@@ -255,88 +206,20 @@ impl Tape {
     }
 
     fn record(&self, kernel: &Kernel<'_>, saves: &[Slot<'_>]) -> (OpId, Vec<Tensor>) {
-        let sizes: Vec<u64> = kernel
-            .outputs
-            .iter()
-            .map(|out| match out {
-                Out::New(layout) => self.bytes_of(layout),
-                Out::View(..) => 0,
-            })
-            .collect();
+        let size_of = |out: &Out<'_>| match out {
+            Out::New(layout) => self.bytes_of(layout),
+            Out::View(..) => 0,
+        };
+        let sizes: Vec<u64> = kernel.outputs.iter().map(size_of).collect();
         let mut state = self.0.borrow_mut();
         let state = &mut *state;
-        let poisoned = state.error.is_some();
-        if !poisoned && state.trace.ops().len() >= MAX_OPS {
-            state.error = Some(FakeError::TooManyOps { limit: MAX_OPS });
-        }
-        let category = match state.phase {
-            Phase::Forward => Category::Activation,
-            Phase::Backward => Category::Temp,
-            Phase::Optimizer => Category::Optimizer,
-        };
-        let mut births = Vec::new();
-        let mut fresh = state.trace.next_storage().index();
-        let mut layouts: Vec<(LayoutId, StorageId)> = Vec::with_capacity(kernel.outputs.len());
-        for (out, bytes) in kernel.outputs.iter().zip(sizes) {
-            let storage = match out {
-                Out::New(_) => {
-                    births.push((bytes, category));
-                    fresh += 1;
-                    StorageId::new(fresh - 1)
-                }
-                Out::View(input, _) => input.storage(),
-            };
-            let (Out::New(layout) | Out::View(_, layout)) = out;
-            layouts.push((state.trace.layout(layout), storage));
-        }
-        let raw = |tensor: &Tensor| rematic_trace::Tensor { storage: tensor.storage(), layout: tensor.layout_id() };
-        let output_of = |index: usize| rematic_trace::Tensor { storage: layouts[index].1, layout: layouts[index].0 };
-        let inputs: Vec<_> = kernel.inputs.iter().map(|tensor| raw(tensor)).collect();
-        let outputs: Vec<_> = (0..layouts.len()).map(output_of).collect();
-        let mutates: Vec<_> = kernel.mutates.iter().map(|tensor| tensor.storage()).collect();
-        let saves: Vec<_> = saves
-            .iter()
-            .map(|slot| match *slot {
-                Slot::Input(tensor) => raw(tensor),
-                Slot::Output(index) | Slot::Auxiliary(index) => output_of(index),
-            })
-            .collect();
-        let differentiates = state.differentiates;
-        let call = match state.phase {
-            Phase::Forward => state.calls.last().copied(),
-            _ => differentiates.and_then(|op| state.trace.op(op).call),
-        };
-        let op = if poisoned || state.error.is_some() {
-            // Nothing more is recorded, but the storages must exist for the tensors to point at.
-            for &(bytes, category) in &births {
-                state.trace.storage_before_step(bytes, category);
+        let results = Results::new(state, &kernel.outputs, &sizes);
+        let op = state.run(kernel, &results, saves);
+        let tensors = kernel.outputs.iter().zip(&results.tensors).map(|(out, result)| {
+            if out.is_held() {
+                state.hold(result.storage);
             }
-            OpId::new(0)
-        } else {
-            state.trace.run(OpRecord {
-                name: kernel.name,
-                phase: state.phase,
-                call,
-                differentiates,
-                flags: kernel.flags,
-                mutates: &mutates,
-                inputs: &inputs,
-                outputs: &outputs,
-                saves: &saves,
-                births: &births,
-            })
-        };
-        let ids = layouts;
-        let tensors = kernel.outputs.iter().zip(ids).map(|(out, (layout_id, storage))| {
-            let (Out::New(layout) | Out::View(_, layout)) = out;
-            let held = match out {
-                Out::New(_) => true,
-                Out::View(input, _) => input.is_held(),
-            };
-            if held {
-                state.hold(storage);
-            }
-            Tensor::of_parts(self, storage, held, layout.clone(), layout_id)
+            Tensor::of_parts(self, result.storage, out.is_held(), out.layout().clone(), result.layout)
         });
         (op, tensors.collect())
     }
@@ -359,6 +242,53 @@ impl Tape {
 }
 
 impl State {
+    /// What memory that is made now counts as.
+    pub(crate) fn category(&self) -> Category {
+        match self.phase {
+            Phase::Forward => Category::Activation,
+            Phase::Backward => Category::Temp,
+            Phase::Optimizer => Category::Optimizer,
+        }
+    }
+
+    /// The innermost module call that an operator belongs to now.
+    fn call(&self) -> Option<CallId> {
+        match self.phase {
+            Phase::Forward => self.calls.last().copied(),
+            _ => self.differentiates.and_then(|op| self.trace.op(op).call),
+        }
+    }
+
+    /// Puts a kernel on the trace. After a mistake nothing more is recorded, but the storages must exist for the tensors
+    /// to point at.
+    fn run(&mut self, kernel: &Kernel<'_>, results: &Results, saves: &[Slot<'_>]) -> OpId {
+        if self.error.is_none() && self.trace.ops().len() >= MAX_OPS {
+            self.error = Some(FakeError::TooManyOps { limit: MAX_OPS });
+        }
+        if self.error.is_some() {
+            for &(bytes, category) in &results.births {
+                self.trace.storage_before_step(bytes, category);
+            }
+            return OpId::new(0);
+        }
+        let inputs: Vec<_> = kernel.inputs.iter().map(|tensor| tensor.recorded()).collect();
+        let mutates: Vec<_> = kernel.mutates.iter().map(|tensor| tensor.storage()).collect();
+        let saves: Vec<_> = saves.iter().map(|slot| results.saved(*slot)).collect();
+        let call = self.call();
+        self.trace.run(OpRecord {
+            name: kernel.name,
+            phase: self.phase,
+            call,
+            differentiates: self.differentiates,
+            flags: kernel.flags,
+            mutates: &mutates,
+            inputs: &inputs,
+            outputs: &results.tensors,
+            saves: &saves,
+            births: &results.births,
+        })
+    }
+
     fn hold(&mut self, storage: StorageId) {
         if self.references.len() <= storage.index() {
             self.references.resize(storage.index() + 1, 0);

@@ -100,6 +100,11 @@ impl Tensor {
         self.0.layout_id
     }
 
+    /// The tensor as the trace has it.
+    pub(crate) fn recorded(&self) -> rematic_trace::Tensor {
+        rematic_trace::Tensor { storage: self.0.storage, layout: self.0.layout_id }
+    }
+
     pub(crate) fn is_held(&self) -> bool {
         self.0.held
     }

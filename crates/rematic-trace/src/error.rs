@@ -1,6 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::file::event_json;
 use crate::{CallId, Event, OpId, ShapeTooLarge, StorageId};
 
 /// A trace breaks a rule that every consumer relies on.
@@ -37,7 +38,7 @@ impl std::fmt::Display for Place {
         match self {
             Place::Row(table, row) => write!(f, "{table}[{row}]: "),
             Place::Op(op, name) => write!(f, "op {op} ({name}): "),
-            Place::Event(row, event) => write!(f, "events[{row}] ({event:?}): "),
+            Place::Event(row, event) => write!(f, "events[{row}] ({}): ", event_json(*event)),
             Place::End => write!(f, "at the end of the step: "),
         }
     }
@@ -230,10 +231,12 @@ pub enum FileError {
         column: usize,
     },
     /// The text is not a trace.
-    #[error("{} is not a trace: {source}", path.display())]
+    #[error("{} is not a trace: {place}{}{source}", path.display(), if place.is_empty() { "" } else { ": " })]
     Syntax {
         /// The file.
         path: PathBuf,
+        /// The row and field (`ops[57].flags[0]`); empty for the whole.
+        place: String,
         /// What was expected, and where.
         source: serde_json::Error,
     },

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
+use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -76,6 +77,16 @@ impl StepTrace {
         Self::from_json(&text, path)
     }
 
+    /// Whether a file that begins like this is a trace, packed or not. The text need not be whole: its format is its first
+    /// field where Rematic wrote it, and may stand anywhere in `start` otherwise.
+    #[must_use]
+    pub fn recognizes(start: &[u8]) -> bool {
+        let mut format = FormatField::default();
+        // It fails where the text ends, and stops on purpose where the format is found.
+        let _ = serde_json::Deserializer::from_slice(start).deserialize_map(&mut format);
+        start.starts_with(&ZSTD_MAGIC) || format.0.as_deref() == Some(FORMAT)
+    }
+
     /// Reads and validates a trace from JSON text; `path` is only for error messages.
     ///
     /// # Errors
@@ -102,10 +113,11 @@ impl StepTrace {
             serde_json::error::Category::Eof => {
                 FileError::Truncated { path: path.to_owned(), line: source.line(), column: source.column() }
             }
-            _ => FileError::Syntax { path: path.to_owned(), source },
+            _ => FileError::Syntax { path: path.to_owned(), place: place_of_fault(text), source },
         })?;
-        let trace = document.into_trace().map_err(|message| FileError::Syntax {
+        let trace = document.into_trace().map_err(|(place, message)| FileError::Syntax {
             path: path.to_owned(),
+            place,
             source: serde::de::Error::custom(message),
         })?;
         trace.validate().map_err(|source| FileError::Invalid { path: path.to_owned(), source })?;
@@ -113,10 +125,43 @@ impl StepTrace {
     }
 }
 
+/// The row and field where the text stops to be a trace. To follow the path takes time, so only text that is known to
+/// be wrong is read this way.
+fn place_of_fault(text: &[u8]) -> String {
+    let deserializer = &mut serde_json::Deserializer::from_slice(text);
+    let place =
+        serde_path_to_error::deserialize::<_, Document<'_>>(deserializer).map_err(|error| error.path().to_string());
+    // A single dot is the path of the whole.
+    place.err().filter(|place| place != ".").unwrap_or_default()
+}
+
 #[derive(Default, Deserialize)]
 struct Header {
     format: Option<String>,
     version: Option<u64>,
+}
+
+/// Looks for the field `format` of an object, and for nothing else.
+#[derive(Default)]
+struct FormatField(Option<String>);
+
+impl<'de> Visitor<'de> for &mut FormatField {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        while let Some(field) = fields.next_key::<Cow<'_, str>>()? {
+            if field == "format" {
+                self.0 = Some(fields.next_value()?);
+                return Ok(());
+            }
+            fields.next_value::<IgnoredAny>()?;
+        }
+        Ok(())
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -285,11 +330,14 @@ impl<'a> Document<'a> {
         }
     }
 
-    fn into_trace(self) -> Result<StepTrace, String> {
+    /// The trace, or the place of a fault and what it is.
+    fn into_trace(self) -> Result<StepTrace, (String, String)> {
         let mut trace = StepTrace::new(&self.model);
         trace.facts = self.facts.into_owned();
-        for LayoutRow(dtype, shape, strides) in self.layouts {
-            let dtype = dtype.parse().map_err(|()| format!("unknown dtype `{dtype}`; known are {}", Dtype::names()))?;
+        for (row, LayoutRow(dtype, shape, strides)) in self.layouts.into_iter().enumerate() {
+            let dtype = dtype.parse().map_err(|()| {
+                (format!("layouts[{row}][0]"), format!("unknown dtype `{dtype}`; known are {}", Dtype::names()))
+            })?;
             trace.layouts.push(Layout { dtype, shape, strides });
         }
         for module in self.modules {
@@ -316,8 +364,8 @@ impl<'a> Document<'a> {
             trace.set_keywords(id, storages(call.keywords));
             trace.exit(id, storages(call.outputs));
         }
-        for op in self.ops {
-            op.run(&mut trace, &self.names)?;
+        for (row, op) in self.ops.into_iter().enumerate() {
+            op.run(&mut trace, &self.names).map_err(|message| (format!("ops[{row}].name"), message))?;
         }
         for StorageRow(bytes, category, birth) in self.storages {
             let birth = birth.map(|op| OpId::new(op as usize));
@@ -400,6 +448,12 @@ impl From<Event> for EventRow {
             Event::ExitBackward(call) => EventRow::ExitBackward(row(call.index())),
         }
     }
+}
+
+/// An event as the file has it.
+pub(crate) fn event_json(event: Event) -> String {
+    // Numbers and fixed words always make JSON.
+    serde_json::to_string(&EventRow::from(event)).unwrap_or_default()
 }
 
 impl From<EventRow> for Event {

@@ -277,7 +277,7 @@ fn not_alive_before_birth() {
 fn double_drop() {
     let trace = Step::forward().then(&[Event::Drop(storage(1)), Event::Drop(storage(1))]);
     assert_eq!(fault(&trace), Fault::DoubleDrop { storage: storage(1) });
-    assert!(message(&trace).contains("events[4] (Drop(StorageId(1)))"), "{}", message(&trace));
+    assert!(message(&trace).contains("events[4] ({\"drop\":1})"), "{}", message(&trace));
 }
 
 #[test]

@@ -42,24 +42,24 @@ pub(crate) enum Verb {
 
 #[derive(Args)]
 pub(crate) struct SourceArguments {
-    /// A built-in model's name, a Hugging Face config.json, or a saved trace (.rmt, .rmt.zst).
+    /// A built-in model's name, a Hugging Face config.json, or a saved trace.
     #[arg(value_name = "SOURCE")]
     pub(crate) source: String,
-    /// Sequences in the batch.
+    /// Sequences in the batch [default: the model's own]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     batch: Option<u64>,
-    /// Positions in a sequence.
+    /// Positions in a sequence [default: the model's own]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     seq: Option<u64>,
-    /// Type of parameters and activations.
+    /// Type of parameters and activations [default: the model's own]
     #[arg(long, value_enum)]
     dtype: Option<DtypeName>,
-    /// Optimizer, in PyTorch's foreach implementation.
-    #[arg(long, value_name = "NAME", help = "Optimizer: adam, adamw, sgd or sgd-momentum")]
-    optimizer: Option<Optimizer>,
-    /// Attention kernel.
-    #[arg(long, value_name = "KERNEL", help = "Attention kernel: auto (what CUDA picks), flash, efficient or math")]
-    attention: Option<AttentionKernel>,
+    /// Optimizer, in PyTorch's foreach implementation [default: adam]
+    #[arg(long, value_enum)]
+    optimizer: Option<OptimizerName>,
+    /// Attention kernel [default: auto]
+    #[arg(long, value_enum)]
+    attention: Option<AttentionName>,
     /// Number of layers.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     layers: Option<u64>,
@@ -92,8 +92,8 @@ impl SourceArguments {
             batch: self.batch,
             seq: self.seq,
             dtype: self.dtype.map(Dtype::from),
-            optimizer: self.optimizer,
-            attention: self.attention,
+            optimizer: self.optimizer.map(Optimizer::from),
+            attention: self.attention.map(AttentionKernel::from),
             layers: self.layers,
             dropout: self.dropout,
             dim: self.dim,
@@ -250,6 +250,53 @@ impl From<DtypeName> for Dtype {
             DtypeName::Fp32 => Dtype::F32,
             DtypeName::Bf16 => Dtype::Bf16,
             DtypeName::Fp16 => Dtype::F16,
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum OptimizerName {
+    /// Adam without weight decay
+    Adam,
+    /// AdamW with decoupled weight decay
+    #[value(name = "adamw")]
+    AdamW,
+    /// Plain gradient descent
+    Sgd,
+    /// Gradient descent with momentum
+    SgdMomentum,
+}
+
+impl From<OptimizerName> for Optimizer {
+    fn from(name: OptimizerName) -> Optimizer {
+        match name {
+            OptimizerName::Adam => Optimizer::Adam,
+            OptimizerName::AdamW => Optimizer::AdamW,
+            OptimizerName::Sgd => Optimizer::Sgd,
+            OptimizerName::SgdMomentum => Optimizer::SgdMomentum,
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum AttentionName {
+    /// What PyTorch picks on CUDA
+    Auto,
+    /// Flash attention; half precision only
+    Flash,
+    /// The memory-efficient kernel; no grouped heads
+    Efficient,
+    /// Plain matrix products and softmax
+    Math,
+}
+
+impl From<AttentionName> for AttentionKernel {
+    fn from(name: AttentionName) -> AttentionKernel {
+        match name {
+            AttentionName::Auto => AttentionKernel::Auto,
+            AttentionName::Flash => AttentionKernel::Flash,
+            AttentionName::Efficient => AttentionKernel::Efficient,
+            AttentionName::Math => AttentionKernel::Math,
         }
     }
 }

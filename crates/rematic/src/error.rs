@@ -26,12 +26,6 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
-    /// A trace whose name does not say so.
-    #[error("{} is a saved trace; rename it to {}", path.display(), path.with_extension("rmt").display())]
-    TraceName {
-        /// The file.
-        path: PathBuf,
-    },
     /// The limits leave nothing to plan.
     #[error(transparent)]
     Limits(#[from] LimitsError),

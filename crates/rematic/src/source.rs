@@ -1,6 +1,6 @@
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use rematic_fake::models::{BUILTIN, Model, Options};
@@ -21,8 +21,8 @@ pub enum Source {
 }
 
 impl Source {
-    /// A built-in model's name, the path of a Hugging Face `config.json`, or the path of a saved trace (`.rmt`,
-    /// `.rmt.zst`).
+    /// A built-in model's name, the path of a Hugging Face `config.json`, or the path of a saved trace. A trace is known
+    /// by its content, whatever its name.
     ///
     /// # Errors
     /// If it is none of these, or the config is not one that is supported.
@@ -31,7 +31,7 @@ impl Source {
         if BUILTIN.iter().any(|entry| entry.name == name) {
             return Ok(Source::Model(Box::new(Model::builtin(name)?)));
         }
-        if is_trace(path) {
+        if is_named_as_trace(path) {
             return Ok(Source::Trace(path.to_owned()));
         }
         let looks_like_a_path = path.extension() == Some(OsStr::new("json")) || path.components().count() > 1;
@@ -41,12 +41,14 @@ impl Source {
         if path.is_dir() {
             return Err(Error::Directory { path: path.to_owned() });
         }
-        let text = read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-        match Model::from_config(name, &text) {
-            Ok(model) => Ok(Source::Model(Box::new(model))),
-            Err(_) if says_trace(&text) => Err(Error::TraceName { path: path.to_owned() }),
-            Err(error) => Err(error.into()),
+        let failed = |source| Error::Read { path: path.to_owned(), source };
+        let start = read(path).map_err(failed)?;
+        if StepTrace::recognizes(&start) {
+            return Ok(Source::Trace(path.to_owned()));
         }
+        let text = String::from_utf8(start)
+            .map_err(|_| failed(io::Error::new(io::ErrorKind::InvalidData, "it is not text in UTF-8")))?;
+        Ok(Source::Model(Box::new(Model::from_config(name, &text)?)))
     }
 
     /// The trace of one step.
@@ -64,19 +66,17 @@ impl Source {
     }
 }
 
-fn is_trace(path: &Path) -> bool {
+/// Whether the name alone says that it is meant to be a trace, which then decides what is said about a damaged one.
+fn is_named_as_trace(path: &Path) -> bool {
     let has = |path: &Path, extension: &str| path.extension() == Some(OsStr::new(extension));
     has(path, "rmt") || has(path, "zst") && path.file_stem().is_some_and(|stem| has(Path::new(stem), "rmt"))
 }
 
-fn says_trace(text: &str) -> bool {
-    serde_json::from_str::<serde_json::Value>(text).is_ok_and(|value| value["format"] == rematic_trace::FORMAT)
-}
-
-fn read(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    File::open(path)?.take(CONFIG_LIMIT).read_to_string(&mut text)?;
-    Ok(text)
+/// The start of a file: all of a config, and enough of a trace to know it.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut start = Vec::new();
+    File::open(path)?.take(CONFIG_LIMIT).read_to_end(&mut start)?;
+    Ok(start)
 }
 
 /// The first option that is set.

@@ -48,11 +48,12 @@ pub const BUILTIN: &[Builtin] = &[
     Builtin { name: "qwen3-8b", description: "Qwen3 8B", config: Some(include_str!("builtin/qwen3-8b.json")) },
 ];
 
-/// A question that names the nearest built-in model, if one is near.
+/// A question that names the nearest built-in model, if one is near; capitals do not count.
 pub(super) fn suggestion(name: &str) -> String {
+    let name = name.to_lowercase();
     BUILTIN
         .iter()
-        .map(|entry| (strsim::damerau_levenshtein(name, entry.name), entry.name))
+        .map(|entry| (strsim::damerau_levenshtein(&name, entry.name), entry.name))
         .min()
         .filter(|(distance, nearest)| *distance <= nearest.len() / 2)
         .map_or_else(String::new, |(_, nearest)| format!("did you mean `{nearest}`? "))

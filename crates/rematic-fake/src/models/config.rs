@@ -25,13 +25,14 @@ pub(super) struct Parsed {
 }
 
 pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
-    let value: Value = serde_json::from_str(text)
+    // Editors on Windows write a byte-order mark.
+    let value: Value = serde_json::from_str(text.strip_prefix('\u{feff}').unwrap_or(text))
         .map_err(|error| FakeError::ConfigSyntax { file: file.to_owned(), reason: error.to_string() })?;
     let Value::Object(fields) = value else {
-        let reason = "the top level is not an object".to_owned();
-        return Err(FakeError::ConfigSyntax { file: file.to_owned(), reason });
+        return Err(FakeError::ConfigNotObject { file: file.to_owned() });
     };
     let config = Config { file, fields };
+    config.refuse_quantization()?;
     let found = config.text("model_type")?.ok_or_else(|| config.fault("model_type", "is missing"))?;
     let architecture = match found {
         "gpt2" => gpt2(&config)?,
@@ -173,6 +174,16 @@ impl Config<'_> {
 
     fn unsupported(&self, what: &str, instead: &str) -> FakeError {
         FakeError::UnsupportedFeature { file: self.file.to_owned(), what: what.to_owned(), instead: instead.to_owned() }
+    }
+
+    /// Quantized weights would be counted at their full size, and as trained.
+    fn refuse_quantization(&self) -> Result<(), FakeError> {
+        let Some(quantization) = self.get("quantization_config") else { return Ok(()) };
+        let method = quantization.get("quant_method").and_then(Value::as_str);
+        let what = format!("quantization_config{}", method.map_or_else(String::new, |method| format!(" ({method})")));
+        let instead = "quantized weights are smaller than counted here and are not trained; remove the field to plan the \
+                       training of the unquantized model";
+        Err(self.unsupported(&what, instead))
     }
 
     /// A field that is there and not null.

@@ -80,7 +80,7 @@ impl Gpt2Model {
             let mut hidden = embedded.add(&position_embedded);
             causal_lm::skip_causal_mask(&positions, tokens.size(0));
             hidden = self.drop.forward(&hidden);
-            for block in &self.h {
+            for block in self.h.iter().take_while(|_| !tokens.tape().has_failed()) {
                 hidden = block.forward(&hidden, &positions);
             }
             hidden = self.ln_f.forward(&hidden);
@@ -154,12 +154,9 @@ impl SelfAttention {
     fn forward(&self, input: &Tensor, positions: &Tensor) -> Tensor {
         self.scope.call_with(&[input], &[positions], || {
             let (batch, seq, width) = (input.size(0), input.size(1), input.size(2));
-            let parts = {
+            let [mut queries, mut keys, mut values] = {
                 let projected = self.c_attn.forward(input);
-                projected.split(width, 2)
-            };
-            let Ok([mut queries, mut keys, mut values]) = <[Tensor; 3]>::try_from(parts) else {
-                return input.clone();
+                projected.split_into::<3>(2)
             };
             let split = [batch, seq, self.heads, width / self.heads];
             keys = keys.view(&split).transpose(1, 2);

@@ -144,7 +144,7 @@ impl LlamaModel {
             let mask = self.mask(&positions, tokens.size(0));
             let mut hidden = embedded.clone();
             let rotary = self.rotary_emb.forward(&hidden, &positions);
-            for (index, layer) in (0..).zip(&self.layers) {
+            for (index, layer) in (0..).zip(&self.layers).take_while(|_| !tokens.tape().has_failed()) {
                 let windowed = self.window.as_ref().is_some_and(|window| window.layers.contains(index));
                 let mask = mask.as_ref().filter(|_| windowed);
                 hidden = layer.forward(&hidden, &Keywords { rotary: &rotary, mask, positions: &positions });
@@ -194,7 +194,7 @@ impl RotaryEmbedding {
                     };
                     numbers.mul(&self.inv_freq)
                 };
-                let doubled = Tensor::cat(&[&angles, &angles], -1);
+                let doubled = Tensor::cat(tape, &[&angles, &angles], -1);
                 let cosines = {
                     let raw = doubled.cos();
                     raw.mul_scalar()
@@ -342,7 +342,7 @@ fn rotate_half(heads: &Tensor) -> Tensor {
     let first = heads.slice(-1, 0, width / 2);
     let second = heads.slice(-1, width / 2, width);
     let negated = second.neg();
-    Tensor::cat(&[&negated, &first], -1)
+    Tensor::cat(heads.tape(), &[&negated, &first], -1)
 }
 
 struct Mlp {

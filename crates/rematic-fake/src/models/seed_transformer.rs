@@ -58,7 +58,7 @@ impl Transformer {
             let embedded = self.pos_embeddings.forward(&positions);
             hidden = hidden.add(&embedded);
             hidden = self.dropout.forward(&hidden);
-            for layer in &self.layers {
+            for layer in self.layers.iter().take_while(|_| !tokens.tape().has_failed()) {
                 hidden = layer.forward(&hidden);
             }
             hidden = self.norm.forward(&hidden);

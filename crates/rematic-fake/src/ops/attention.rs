@@ -6,7 +6,7 @@ use rematic_trace::{Dtype, Layout};
 use super::elementwise::elementwise_layout;
 use crate::autograd::Gradients;
 use crate::error::FakeError;
-use crate::tape::{Derivative, Kernel, Out, Slot};
+use crate::kernel::{Derivative, Kernel, Out, Slot};
 use crate::tensor::Tensor;
 
 /// Which kernel runs scaled-dot-product attention.

@@ -1,8 +1,9 @@
 use rematic_trace::{Dtype, Layout};
 
+use super::factors::Factors;
 use crate::autograd::Gradients;
 use crate::error::FakeError;
-use crate::tape::{Derivative, Kernel, Out, Slot};
+use crate::kernel::{Derivative, Kernel, Out, Slot};
 use crate::tensor::Tensor;
 
 /// The layout of an elementwise result: broadcast extents, and dimensions in memory in the order in which the inputs
@@ -144,19 +145,11 @@ impl Tensor {
     pub fn mul(&self, other: &Tensor) -> Tensor {
         let out = self.elementwise("mul.Tensor", &[other], promoted(self.dtype(), other.dtype()));
         let kernel = Kernel::new("mul.Tensor", &[self, other], vec![out]);
-        // Each operand is saved only if the other one needs a gradient.
-        let mut saves = Vec::new();
-        let (own, others) = (self.requires_grad(), other.requires_grad());
-        if own {
-            saves.push(Slot::Input(other));
-        }
-        if others {
-            saves.push(Slot::Input(self));
-        }
+        let (factors, saves) = Factors::new(self, other);
         let backward = Box::new(move |gradients: &Gradients<'_>| {
-            let gradient = gradients.output();
-            let for_other = others.then(|| gradient.zip("mul.Tensor", &gradients.saved[usize::from(own)]));
-            let for_self = own.then(|| gradient.zip("mul.Tensor", &gradients.saved[0]));
+            let scaled = |factor: &Tensor| gradients.output().zip("mul.Tensor", factor);
+            let for_other = factors.left_for_right(gradients).map(scaled);
+            let for_self = factors.right_for_left(gradients).map(scaled);
             vec![for_self, for_other]
         });
         let derivative = Derivative { inputs: &[self, other], saves, backward };

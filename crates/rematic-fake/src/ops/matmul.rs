@@ -1,8 +1,9 @@
 use rematic_trace::Layout;
 
+use super::factors::Factors;
 use crate::autograd::Gradients;
 use crate::error::FakeError;
-use crate::tape::{Derivative, Kernel, Out, Slot};
+use crate::kernel::{Derivative, Kernel, Out};
 use crate::tensor::Tensor;
 
 /// Whether a matrix lies column by column.
@@ -56,19 +57,12 @@ impl Tensor {
     #[must_use]
     pub fn mm(&self, other: &Tensor) -> Tensor {
         let out = Out::New(self.product_layout("mm.default", other));
-        let (own, others) = (self.requires_grad(), other.requires_grad());
-        let mut saves = Vec::new();
-        if own {
-            saves.push(Slot::Input(other));
-        }
-        if others {
-            saves.push(Slot::Input(self));
-        }
+        let (factors, saves) = Factors::new(self, other);
         let (left, right) = (self.layout().clone(), other.layout().clone());
         let backward = Box::new(move |gradients: &Gradients<'_>| {
             let gradient = gradients.output();
-            let for_right = others.then(|| right_gradient(gradient, &gradients.saved[usize::from(own)], &right));
-            let for_left = own.then(|| left_gradient(gradient, &gradients.saved[0], &left));
+            let for_right = factors.left_for_right(gradients).map(|saved| right_gradient(gradient, saved, &right));
+            let for_left = factors.right_for_left(gradients).map(|saved| left_gradient(gradient, saved, &left));
             vec![for_left, for_right]
         });
         let kernel = Kernel::new("mm.default", &[self, other], vec![out]);
@@ -80,20 +74,13 @@ impl Tensor {
     #[must_use]
     pub fn addmm(bias: &Tensor, left: &Tensor, right: &Tensor) -> Tensor {
         let out = Out::New(left.product_layout("addmm.default", right));
-        let (lefts, rights) = (left.requires_grad(), right.requires_grad());
-        let mut saves = Vec::new();
-        if lefts {
-            saves.push(Slot::Input(right));
-        }
-        if rights {
-            saves.push(Slot::Input(left));
-        }
+        let (factors, saves) = Factors::new(left, right);
         let (left_layout, right_layout) = (left.layout().clone(), right.layout().clone());
         let backward = Box::new(move |gradients: &Gradients<'_>| {
             let gradient = gradients.output();
-            let for_left = lefts.then(|| left_gradient(gradient, &gradients.saved[0], &left_layout));
+            let for_left = factors.right_for_left(gradients).map(|saved| left_gradient(gradient, saved, &left_layout));
             let for_right =
-                rights.then(|| right_gradient(gradient, &gradients.saved[usize::from(lefts)], &right_layout));
+                factors.left_for_right(gradients).map(|saved| right_gradient(gradient, saved, &right_layout));
             let for_bias = gradients.wanted[0].then(|| gradient.clone());
             vec![for_bias, for_left, for_right]
         });
@@ -106,26 +93,19 @@ impl Tensor {
     #[must_use]
     pub fn bmm(&self, other: &Tensor) -> Tensor {
         let out = Out::New(self.product_layout("bmm.default", other));
-        let (own, others) = (self.requires_grad(), other.requires_grad());
-        let mut saves = Vec::new();
-        if own {
-            saves.push(Slot::Input(other));
-        }
-        if others {
-            saves.push(Slot::Input(self));
-        }
+        let (factors, saves) = Factors::new(self, other);
         let backward = Box::new(move |gradients: &Gradients<'_>| {
             let gradient = gradients.output();
             let product = |left: &Tensor, right: &Tensor| {
                 let out = Out::New(left.product_layout("bmm.default", right));
                 left.tape().launch_one(Kernel::new("bmm.default", &[left, right], vec![out]))
             };
-            let for_right = others.then(|| {
-                let flipped = gradients.saved[usize::from(own)].transpose(1, 2);
+            let for_right = factors.left_for_right(gradients).map(|left| {
+                let flipped = left.transpose(1, 2);
                 product(&flipped, gradient)
             });
-            let for_left = own.then(|| {
-                let flipped = gradients.saved[0].transpose(1, 2);
+            let for_left = factors.right_for_left(gradients).map(|right| {
+                let flipped = right.transpose(1, 2);
                 product(gradient, &flipped)
             });
             vec![for_left, for_right]

@@ -5,6 +5,7 @@
 mod attention;
 mod elementwise;
 mod embedding;
+mod factors;
 mod loss;
 mod matmul;
 mod norm;

@@ -1,7 +1,7 @@
 use rematic_trace::{Dtype, Layout};
 
 use crate::autograd::Gradients;
-use crate::tape::{Derivative, Kernel, Out};
+use crate::kernel::{Derivative, Kernel, Out};
 use crate::tensor::Tensor;
 
 impl Tensor {

@@ -1,8 +1,9 @@
-use rematic_trace::Layout;
+use rematic_trace::{Dtype, Layout};
 
 use crate::autograd::Gradients;
 use crate::error::FakeError;
-use crate::tape::{Derivative, Kernel, Out};
+use crate::kernel::{Derivative, Kernel, Out};
+use crate::tape::Tape;
 use crate::tensor::Tensor;
 
 /// The strides under which a tensor can be seen in another shape without copying, if any: runs of dimensions that lie
@@ -41,6 +42,22 @@ fn view_strides(layout: &Layout, shape: &[u64]) -> Option<Vec<u64>> {
         target = 0;
     }
     (target == 0).then_some(strides)
+}
+
+/// The layout of tensors that are joined along a dimension, if they can be.
+fn joined(tensors: &[&Tensor], dim: isize) -> Option<Layout> {
+    let (first, others) = tensors.split_first()?;
+    let axis = first.axis(dim);
+    let mut shape = first.shape().to_vec();
+    for other in others {
+        let rest = |(at, (own, wanted)): (usize, (&u64, &u64))| at == axis || own == wanted;
+        if other.shape().len() != shape.len() || !other.shape().iter().zip(&shape).enumerate().all(rest) {
+            return None;
+        }
+        let extent = shape.get_mut(axis)?;
+        *extent = extent.saturating_add(other.size(dim));
+    }
+    (axis < shape.len()).then(|| Layout::contiguous(first.dtype(), &shape))
 }
 
 impl Tensor {
@@ -214,16 +231,31 @@ impl Tensor {
         self.tape().launch_differentiable(kernel, Derivative { inputs: &[self], saves: vec![], backward })
     }
 
-    /// Joins tensors along a dimension.
+    /// `N` equal pieces along a dimension.
+    ///
+    /// If the dimension does not divide, the step fails, and each piece is the tensor itself.
     #[must_use]
-    pub fn cat(tensors: &[&Tensor], dim: isize) -> Tensor {
-        let first = tensors[0];
-        let axis = first.axis(dim);
-        let mut shape = first.shape().to_vec();
-        if let Some(extent) = shape.get_mut(axis) {
-            *extent = tensors.iter().fold(0, |sum: u64, tensor| sum.saturating_add(tensor.size(dim)));
+    pub fn split_into<const N: usize>(&self, dim: isize) -> [Tensor; N] {
+        let (extent, count) = (self.size(dim), N as u64);
+        if N == 0 || !extent.is_multiple_of(count) {
+            let _ = self.misfit("split.Tensor", "the number of pieces must divide the dimension");
+            return std::array::from_fn(|_| self.clone());
         }
-        let layout = Layout::contiguous(first.dtype(), &shape);
+        self.split(extent / count, dim).try_into().unwrap_or_else(|_| std::array::from_fn(|_| self.clone()))
+    }
+
+    /// Joins tensors along a dimension; in all others they must have the same extents.
+    #[must_use]
+    pub fn cat(tape: &Tape, tensors: &[&Tensor], dim: isize) -> Tensor {
+        let layout = joined(tensors, dim).unwrap_or_else(|| {
+            let layouts: Vec<String> = tensors.iter().map(|tensor| tensor.layout().to_string()).collect();
+            tape.fail(FakeError::Shape {
+                op: "cat.default",
+                expected: "there must be tensors to join, of equal extents in all other dimensions",
+                found: if layouts.is_empty() { "none".to_owned() } else { layouts.join(" and ") },
+            });
+            tensors.first().map_or_else(|| Layout::contiguous(Dtype::F32, &[]), |first| first.layout().clone())
+        });
         let sizes: Vec<u64> = tensors.iter().map(|tensor| tensor.size(dim)).collect();
         let backward = Box::new(move |gradients: &Gradients<'_>| {
             let mut start = 0;
@@ -236,7 +268,7 @@ impl Tensor {
         });
         let kernel = Kernel::new("cat.default", tensors, vec![Out::New(layout)]);
         let derivative = Derivative { inputs: tensors, saves: vec![], backward };
-        first.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+        tape.launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
     /// The tensor itself if it lies row-major, otherwise a copy that does.
@@ -278,8 +310,6 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
-    use rematic_trace::Dtype;
-
     use super::*;
 
     fn strided(shape: &[u64], strides: &[u64]) -> Layout {

@@ -30,9 +30,13 @@ fn refused_text(text: &[u8], parts: &[&str]) {
     with_text(text, |path| refused_source(path, parts));
 }
 
-fn refused_with(mut config: Value, field: &str, value: Value, parts: &[&str]) {
+fn with(mut config: Value, field: &str, value: Value) -> Value {
     config[field] = value;
-    refused_text(config.to_string().as_bytes(), parts);
+    config
+}
+
+fn refused_with(config: Value, field: &str, value: Value, parts: &[&str]) {
+    refused_text(with(config, field, value).to_string().as_bytes(), parts);
 }
 
 #[test]
@@ -51,11 +55,31 @@ fn text_that_is_no_config_is_refused() {
         refused_text(text.as_bytes(), &["not JSON", "line 1"]);
     }
     for text in ["[]", "[{\"model_type\": \"gpt2\"}]", "3", "null", "\"gpt2\""] {
-        refused_text(text.as_bytes(), &["not an object"]);
+        refused_text(text.as_bytes(), &["is JSON, but not an object", "config.json"]);
     }
     refused_text(b"\xff\xfe{}", &["UTF-8"]);
     refused_text("[".repeat(1_000_000).as_bytes(), &["not JSON"]);
     refused_text(format!("{{\"a\": {}", "[".repeat(1_000_000)).as_bytes(), &["not JSON"]);
+}
+
+#[test]
+fn a_byte_order_mark_is_skipped() {
+    with_text(format!("\u{feff}{}", gpt2()).as_bytes(), |path| {
+        let ran = run(&["stats", path.to_str().unwrap()]);
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    });
+}
+
+#[test]
+fn quantized_models_are_refused() {
+    for config in [gpt2(), llama()] {
+        let parts = ["quantization_config (gptq) is not supported", "smaller", "remove the field"];
+        refused_with(config.clone(), "quantization_config", json!({ "quant_method": "gptq", "bits": 4 }), &parts);
+        refused_with(config.clone(), "quantization_config", json!({}), &["quantization_config is not supported"]);
+        with_text(Value::to_string(&with(config, "quantization_config", Value::Null)).as_bytes(), |path| {
+            assert_eq!(run(&["stats", path.to_str().unwrap()]).code, Some(0));
+        });
+    }
 }
 
 #[test]
@@ -96,14 +120,14 @@ fn absurd_counts_are_refused() {
         config["n_head"] = json!(1);
         refused_with(config, field, json!(huge), &[&shown, "2^62 bytes", "smaller"]);
     }
-    refused_with(gpt2(), "n_layer", json!(huge), &[&shown, "at most 100000"]);
+    refused_with(gpt2(), "n_layer", json!(huge), &[&shown, "at most 5000"]);
     refused_with(gpt2(), "n_head", json!(huge), &["n_head", &shown]);
     for field in ["vocab_size", "intermediate_size"] {
         refused_with(llama(), field, json!(huge), &[&shown, "2^62 bytes", "smaller"]);
     }
     refused_with(llama(), "hidden_size", json!(huge - 7), &["2^62 bytes", "smaller"]);
     refused_with(llama(), "head_dim", json!(huge - 1), &["2^62 bytes", "smaller"]);
-    refused_with(llama(), "num_hidden_layers", json!(huge), &[&shown, "at most 100000"]);
+    refused_with(llama(), "num_hidden_layers", json!(huge), &[&shown, "at most 5000"]);
     refused_with(llama(), "num_attention_heads", json!(huge), &["num_attention_heads", &shown]);
     refused_with(llama(), "num_key_value_heads", json!(huge), &["num_key_value_heads", &shown]);
     let mut wide = llama();

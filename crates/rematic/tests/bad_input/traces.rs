@@ -1,4 +1,4 @@
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -201,11 +201,37 @@ fn options_of_a_model_do_not_go_with_a_trace() {
     }
 }
 
-/// A trace under another name is still found to be one.
+/// A trace under another name is still found to be one, and read.
 #[test]
-fn a_trace_with_another_ending_says_what_to_do() {
+fn a_trace_is_known_by_its_content() {
     let saved = Saved::new();
-    let renamed: &Path = &saved.path("step.json");
-    std::fs::copy(saved.path("step.rmt"), renamed).unwrap();
-    refused_source(renamed, &["is a saved trace", "step.rmt"]);
+    let expected = run(&["stats", saved.path("step.rmt").to_str().unwrap()]);
+    for name in ["step.rmt", "step.rmt.zst"] {
+        for other in ["step.json", "step.txt", "step"] {
+            let renamed = saved.path(other);
+            std::fs::copy(saved.path(name), &renamed).unwrap();
+            let ran = run(&["stats", renamed.to_str().unwrap()]);
+            assert_eq!((ran.code, &ran.stdout), (Some(0), &expected.stdout), "{name} as {other}: {}", ran.stderr);
+        }
+    }
+    let mut cut = std::fs::read(saved.path("step.rmt")).unwrap();
+    cut.truncate(cut.len() / 2);
+    saved.refused_bytes("cut.txt", &cut, &["cut.txt", "cut off"]);
+}
+
+#[test]
+fn faults_are_named_as_the_file_has_them() {
+    let saved = Saved::new();
+    let drop = saved.row("events", |event| event.get("drop").is_some());
+    saved.refused_with(
+        &format!("/events/{drop}/drop"),
+        json!(999_999),
+        &[&format!("events[{drop}] ({{\"drop\":999999}})")],
+    );
+    let view = saved.row("ops", |op| op.get("flags").is_some());
+    let place = format!("ops[{view}].flags[0]: unknown variant `veiw`");
+    saved.refused_with(&format!("/ops/{view}/flags/0"), json!("veiw"), &[&place, "line 1"]);
+    saved.refused_with("/storages/3/0", json!("big"), &["storages[3][0]: invalid type"]);
+    saved.refused_with("/layouts/2/0", json!("f33"), &["layouts[2][0]: unknown dtype `f33`"]);
+    saved.refused_with("/ops/5/name", json!(999), &["ops[5].name: unknown op name 999"]);
 }
