@@ -67,9 +67,9 @@ impl Tightening {
 /// Pairs that one run of the programme may look at. Where operators all take the same time per byte, very many
 /// combinations are nearly equal; then the run is repeated with few pairs and policies at each node, and the solution may
 /// be a little above the optimum. The bound stays true.
-const MOST_WORK: usize = 1_500_000;
-const FEW_PAIRS: usize = 400;
-const FEW_POINTS: usize = 24;
+const MOST_WORK: usize = 300_000;
+const FEW_PAIRS: usize = 150;
+const FEW_POINTS: usize = 16;
 /// How often a good solution is tried to better, and by at least which share.
 const REFINEMENTS: usize = 3;
 const REFINED_SHARE: f64 = 1e-3;
@@ -317,8 +317,8 @@ impl<'a> Case<'a> {
                 let middle = low + (high - low) / 2.0;
                 if frees(&raised(middle, &worth)) >= need { high = middle } else { low = middle }
             }
-            // At the lower end of the last step the regions free too little: the tangent there is the higher bound.
-            worth = raised(low, &worth);
+            // The bound is continuous in the rates; at the upper end the need counts as met for the ranks still to come.
+            worth = raised(high, &worth);
         }
         let nodes = &problem.nodes;
         let mut to_come = vec![0.0; nodes.len() + 1];
