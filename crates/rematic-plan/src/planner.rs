@@ -127,7 +127,8 @@ impl Problem<'_> {
         let mut best =
             Solution { checkpoints: Vec::new(), replayed: self.baseline().clone(), lower_bound: Millis(0.0) };
         let mut low = self.ceilings[0].forward.max(self.ceilings[0].backward);
-        while (best.replayed.peak.0 - low) as f64 > LEAST_SHARE * best.replayed.peak.0 as f64 {
+        // At a distance of one byte there is nothing in between.
+        while (best.replayed.peak.0.saturating_sub(low)) as f64 > (LEAST_SHARE * best.replayed.peak.0 as f64).max(1.0) {
             let middle = Bytes(low + (best.replayed.peak.0 - low) / 2);
             match self.fit(middle) {
                 Some(solution) => best = solution,

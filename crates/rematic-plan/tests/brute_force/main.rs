@@ -34,6 +34,7 @@ impl Tally {
 }
 
 fn compare(seed: u64, most: usize, tally: &mut Tally) {
+    if std::env::var_os("REMATIC_FIGURES").is_some() { let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("seed {seed}\n")); }
     let Some(trace) = model::step(seed) else { return };
     assert_eq!(trace.validate(), Ok(()), "seed {seed}");
     let mut dice = Dice::new(seed ^ 0x5eed);
