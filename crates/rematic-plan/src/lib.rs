@@ -6,6 +6,7 @@
 //! Two of torch's planners have their equal here: [`optimal_policy`] (`get_optimal_checkpointing_policy_per_module`) says
 //! which operators of one region to save, and [`milp()`] (`sac_milp`) which modules of a [`ModuleGraph`] to checkpoint.
 
+mod enumeration;
 mod error;
 mod exact;
 mod graph;

@@ -1,6 +1,7 @@
 use rematic_memory::Checkpoint;
 use rematic_trace::{Bytes, Millis};
 
+use crate::enumeration::Enumeration;
 use crate::exact::{self, Pick, Relaxed, Tightening};
 use crate::problem::{Problem, Replayed};
 
@@ -62,6 +63,16 @@ impl Problem<'_> {
         let relaxed = exact::solve(self, budget.0, &Tightening::none(self))?;
         let lower_bound = Millis(relaxed.lower_bound);
         let promise = |(checkpoints, replayed)| Solution { checkpoints, replayed, lower_bound };
+        let checkpoints = exact::checkpoints(self, &relaxed.picks);
+        let replayed = self.replay(&checkpoints);
+        if replayed.peak <= budget {
+            return Some(promise((checkpoints, replayed)));
+        }
+        if let Some(plans) = Enumeration::of(self) {
+            let (checkpoints, replayed) = plans.first_within(self, budget)?;
+            let lower_bound = replayed.recompute;
+            return Some(Solution { checkpoints, replayed, lower_bound });
+        }
         if let Some(found) = self.tightened(budget, budget, relaxed) {
             return Some(promise(found));
         }
@@ -121,9 +132,14 @@ impl Problem<'_> {
         })
     }
 
-    /// The plan with the lowest peak, by bisection over budgets.
+    /// The plan with the lowest peak: of all where they are few, otherwise by bisection over budgets.
     #[must_use]
     pub fn least(&self) -> Solution {
+        let found = Enumeration::of(self).and_then(|plans| plans.least(self));
+        if let Some((checkpoints, replayed)) = found {
+            let lower_bound = replayed.recompute;
+            return Solution { checkpoints, replayed, lower_bound };
+        }
         let mut best =
             Solution { checkpoints: Vec::new(), replayed: self.baseline().clone(), lower_bound: Millis(0.0) };
         let mut low = self.ceilings[0].forward.max(self.ceilings[0].backward);

@@ -1,6 +1,6 @@
 //! The planning problem, as far as it does not depend on the budget.
 
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::rc::Rc;
 
 use rematic_cost::Costs;
@@ -247,9 +247,6 @@ fn nodes(
         if whole {
             candidate = candidate.whole();
         }
-        if candidate.droppable == Bytes(0) {
-            continue;
-        }
         let settled = candidate.settled;
         let (candidate, frontier) = known
             .entry(candidate.signature())
@@ -300,6 +297,8 @@ fn ceilings(
         nodes.iter().enumerate().map(|(index, node)| (regions.all()[node.region].events.end, index)).collect();
     by_exit.sort_unstable();
     let mut exits = by_exit.into_iter().peekable();
+    // Forward operators whose backward function has returned.
+    let mut returned_ops: HashSet<OpId> = HashSet::new();
     // The region that returned last.
     let mut returned: Option<usize> = None;
     // Dropped regions by their end, with their triggers.
@@ -312,7 +311,16 @@ fn ceilings(
         while let Some((_, node)) = triggers.next_if(|(trigger, _)| *trigger <= position) {
             nodes[node].before_trigger = ledger.snapshot().total().0;
         }
-        ledger.apply(trace, event);
+        // A checkpointed region lets go of what a backward function read when it returns, a plain one only when its
+        // gradients have been reduced: what lies in between counts for no plan.
+        match event {
+            Event::Return(op) => ledger.apply(trace, Event::Unsave(op)),
+            Event::Unsave(op) if returned_ops.contains(&op) => {}
+            _ => ledger.apply(trace, event),
+        }
+        if let Event::Return(op) = event {
+            returned_ops.insert(op);
+        }
         let Event::Op(op) = event else { continue };
         while dropped.peek().is_some_and(|(_, trigger)| *trigger <= position) {
             dropped.pop();
