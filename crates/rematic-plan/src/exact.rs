@@ -214,13 +214,15 @@ impl<'a> Case<'a> {
         };
         for (index, node) in nodes.iter().enumerate() {
             let (here, end) = (start_rank(index), problem.rank(node.end));
-            case.to_skip.push((here + 1..=start_rank(index + 1)).map(both).max().unwrap_or(0));
+            // Had a region around it been chosen, it would not be passed over.
+            let first = over(node.first_forward);
+            case.to_skip.push((here + 1..=start_rank(index + 1)).map(both).fold(first, u64::max));
             let inner = (here + 1..end).map(backward).max().unwrap_or(0);
             let rebuilding = node.rebuilding().saturating_add(tightening.own[index]);
-            case.to_choose.push(inner.max(over(rebuilding)));
+            case.to_choose.push(inner.max(over(rebuilding)).max(over(node.own_forward)));
             // Right behind it, outputs that its policy keeps may still be in use and so cost nothing: these moments are
             // left to the replay.
-            let settled = backward(end).max(tightened(end, node.forward_after));
+            let settled = backward(end).max(tightened(end, node.forward_after)).max(over(node.own_forward_with));
             case.after.push((end + 1..=start_rank(node.next)).map(both).fold(settled, u64::max));
         }
         // Nothing before a node can free more than this.

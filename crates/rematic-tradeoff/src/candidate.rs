@@ -1,3 +1,5 @@
+use std::collections::{HashMap, HashSet};
+
 use rematic_cost::Costs;
 use rematic_memory::{Ledger, Region, Regions, births};
 use rematic_trace::{Bytes, Event, Millis, OpId, StepTrace, StorageId};
@@ -152,6 +154,44 @@ impl<'a> Candidates<'a> {
         let droppable = held_by_autograd.saturating_sub(always_kept).saturating_sub(kept_inputs);
         let rebuilt = inside.rebuilt(self.ledger, &mut self.holds);
         Candidate { held_by_autograd, kept_inputs, droppable, fixed_time, items, always_saved, rebuilt, settled }
+    }
+}
+
+impl Candidates<'_> {
+    /// What a region can have freed at the moments of its own forward: calls `note` after each of its operators with the
+    /// most that any policy frees there, and with how much more than between forward and backward that may be, for every
+    /// policy. The latter counts what is not yet made as if it were saved.
+    pub fn own_forward(&self, region: &Region, candidate: &Candidate, mut note: impl FnMut(OpId, u64, i64)) {
+        let events = &self.trace.events()[region.events.end + 1..];
+        let to_exit = events.iter().position(|event| matches!(event, Event::Exit(_))).unwrap_or(events.len());
+        let next_exit = (region.events.end + 1 + to_exit).min(region.trigger);
+        let inside = Inside { trace: self.trace, region, lifetimes: &self.lifetimes, next_exit };
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let mut counted: HashMap<StorageId, u64> = HashMap::new();
+        for op in candidate.items.iter().flat_map(|item| &item.ops) {
+            for storage in births(self.trace, OpId::new(region.ops.start + op)) {
+                if inside.released(storage) < next_exit {
+                    counted.insert(storage, self.ledger.footprint(storage).0);
+                }
+            }
+        }
+        let kept: u64 = counted.values().sum();
+        let (mut alone, mut alone_counted) = (0, 0);
+        let mut saved: HashSet<StorageId> = HashSet::new();
+        for &event in &self.trace.events()[region.events.clone()] {
+            match event {
+                Event::Op(op) => {
+                    let tensors = self.trace.saves(self.trace.op(op)).iter().map(|tensor| tensor.storage);
+                    saved.extend(tensors.filter(|storage| inside.born_inside(*storage)));
+                    note(op, alone, signed(alone) - signed(candidate.droppable.0) + signed(kept - alone_counted));
+                }
+                Event::Drop(storage) if saved.contains(&storage) => {
+                    alone += self.ledger.footprint(storage).0;
+                    alone_counted += counted.get(&storage).copied().unwrap_or(0);
+                }
+                _ => {}
+            }
+        }
     }
 }
 
