@@ -73,15 +73,22 @@ impl Problem<'_> {
             let lower_bound = replayed.recompute;
             return Some(Solution { checkpoints, replayed, lower_bound });
         }
-        if let Some(found) = self.tightened(budget, budget, relaxed) {
-            return Some(promise(found));
-        }
-        LOWER_AIMS.iter().find_map(|share| {
+        // The best of several aims: a tightened model may overshoot, and the solution for a lower aim be better.
+        let mut best = self.tightened(budget, budget, relaxed);
+        for share in LOWER_AIMS {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the budget")]
             let aim = Bytes((budget.0 as f64 * (1.0 - share)) as u64);
-            let relaxed = exact::solve(self, aim.0, &Tightening::none(self))?;
-            self.tightened(budget, aim, relaxed).map(promise)
-        })
+            let Some(relaxed) = exact::solve(self, aim.0, &Tightening::none(self)) else { break };
+            if best.as_ref().is_some_and(|(_, best)| best.recompute.0 <= relaxed.lower_bound) {
+                break;
+            }
+            if let Some(found) = self.tightened(budget, aim, relaxed)
+                && best.as_ref().is_none_or(|(_, best)| found.1.recompute < best.recompute)
+            {
+                best = Some(found);
+            }
+        }
+        best.map(promise)
     }
 
     /// From the solution for an aim to a plan within the budget.

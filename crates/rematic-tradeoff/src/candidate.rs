@@ -152,7 +152,11 @@ impl<'a> Candidates<'a> {
         }
         let held_by_autograd = inside.held_by_autograd(self.ledger);
         let droppable = held_by_autograd.saturating_sub(always_kept).saturating_sub(kept_inputs);
-        let rebuilt = inside.rebuilt(self.ledger, &mut self.holds);
+        let mut savable = vec![false; region.ops.len()];
+        for &op in items.iter().flat_map(|item| &item.ops).chain(&always_saved) {
+            savable[op] = true;
+        }
+        let rebuilt = inside.rebuilt(self.ledger, &savable, &mut self.holds);
         Candidate { held_by_autograd, kept_inputs, droppable, fixed_time, items, always_saved, rebuilt, settled }
     }
 }
@@ -273,20 +277,26 @@ impl Inside<'_> {
         storages.into_iter().map(|storage| ledger.footprint(storage)).sum()
     }
 
-    /// The most bytes made inside that are alive at once while the region runs again, if nothing was saved.
-    fn rebuilt(&self, ledger: &Ledger, holds: &mut [u32]) -> Bytes {
+    /// The most bytes made inside that are alive at once while the region runs again, at least, whatever was saved.
+    ///
+    /// What is still in use outside when backward begins is not made anew if it was saved, and an operator that was saved
+    /// does not run: neither counts.
+    fn rebuilt(&self, ledger: &Ledger, savable: &[bool], holds: &mut [u32]) -> Bytes {
+        let made_anew = |storage: StorageId| self.born_inside(storage) && self.released(storage) < self.region.trigger;
         let mut now = 0;
         let mut most = 0;
         for &event in &self.trace.events()[self.region.events.clone()] {
             match event {
                 Event::Op(op) if self.region.reaches(op) => {
-                    for storage in births(self.trace, op) {
+                    for storage in births(self.trace, op).filter(|storage| made_anew(*storage)) {
                         holds[storage.index()] = 1;
                         now += ledger.footprint(storage).0;
                     }
-                    most = most.max(now);
+                    if !savable[op.index() - self.region.ops.start] {
+                        most = most.max(now);
+                    }
                     for tensor in self.trace.saves(self.trace.op(op)) {
-                        if self.born_inside(tensor.storage) {
+                        if made_anew(tensor.storage) {
                             holds[tensor.storage.index()] += 1;
                         }
                     }

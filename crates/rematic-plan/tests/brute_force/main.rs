@@ -34,7 +34,6 @@ impl Tally {
 }
 
 fn compare(seed: u64, most: usize, tally: &mut Tally) {
-    if std::env::var_os("REMATIC_FIGURES").is_some() { let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("seed {seed}\n")); }
     let Some(trace) = model::step(seed) else { return };
     assert_eq!(trace.validate(), Ok(()), "seed {seed}");
     let mut dice = Dice::new(seed ^ 0x5eed);
@@ -143,58 +142,4 @@ fn equals_brute_force() {
 #[ignore = "minutes"]
 fn equals_brute_force_on_many() {
     run(1000..3000, 30_000);
-}
-
-#[test]
-#[ignore = "diagnostic"]
-fn diagnose() {
-    use rematic_memory::*;
-    use rematic_tradeoff::*;
-    let mut shown = 0;
-    for seed in [74, 91] {
-        let Some(trace) = model::step(seed) else { continue };
-        let device = Device::find("a100-80").unwrap();
-        let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
-        let mut dd = Dice::new(seed ^ 0x5eed); let _ = dd.roll(2); let limits = Limits { allocator: [Allocator::Cuda, Allocator::Cpu][dd.roll(2)], ..Limits::default() };
-        let problem = Problem::new(&trace, &costs, limits.clone()).unwrap();
-        let regions = problem.regions();
-        let ledger = Ledger::new(&trace, limits.allocator);
-        let mut look = Candidates::new(&trace, regions, &ledger, &costs);
-        let timeline = |plan: &[Checkpoint]| {
-            let mut l = ledger.clone().with_copies();
-            let mut v = vec![0; trace.ops().len()];
-            replay_checkpointed(&trace, regions, plan, &mut l, |ran, s| if !ran.again { v[ran.op.index()] = s.total().0 });
-            v
-        };
-        let mut plain = timeline(&[]);
-        { let mut l = ledger.clone(); let mut ret = std::collections::HashSet::new();
-          for &e in trace.events() { match e { rematic_trace::Event::Return(o) => { ret.insert(o); l.apply(&trace, rematic_trace::Event::Unsave(o)) } rematic_trace::Event::Unsave(o) if ret.contains(&o) => {} _ => l.apply(&trace, e) }
-            if let rematic_trace::Event::Op(o) = e { plain[o.index()] = l.snapshot().total().0 } } }
-        println!("seed {seed} regions {:?}", regions.all().iter().map(|r| (r.ops.clone(), r.events.clone(), r.trigger, r.inputs.clone())).collect::<Vec<_>>());
-        let mut pos = vec![0; trace.ops().len()];
-        for (p, e) in trace.events().iter().enumerate() { if let rematic_trace::Event::Op(o) = e { pos[o.index()] = p } }
-        'r: for (i, r) in regions.all().iter().enumerate() {
-            let c = look.candidate(r);
-            if c.items.len() > 8 { continue }
-            for policy in 0..1usize << c.items.len() {
-                let mut saved: Vec<_> = c.items.iter().enumerate().filter(|(k, _)| policy >> k & 1 == 1).flat_map(|(_, it)| &it.ops).chain(&c.always_saved).map(|o| rematic_trace::OpId::new(r.ops.start + o)).collect();
-                saved.sort();
-                let kept: u64 = c.items.iter().enumerate().filter(|(k, _)| policy >> k & 1 == 1).map(|(_, it)| it.bytes.0).sum();
-                let d = c.droppable.0 as i64 - kept as i64;
-                let with = timeline(&[Checkpoint { region: i, saved: saved.clone() }]);
-                for op in 0..plain.len() {
-                    let p = pos[op];
-                    if i == 0 && seed == 91 && policy == 0 && c.items.len() < 9 { println!("   op {op} {} plain {} with {} cand {:?}", pos[op], plain[op], with[op], if op == 0 { Some(&c) } else { None }); }
- let state = if p < r.events.end { if p < r.events.start { "before" } else { "inside" } } else if p < c.settled { "unsettled" } else if p < r.trigger { "dropped" } else { "backward" };
-                    let model = if state == "dropped" { d.max(0) } else { 0 };
-                    let freed = plain[op] as i64 - with[op] as i64;
-                    if freed > model && state != "inside" && state != "unsettled" {
-                        shown += 1;
-                        if shown < 30 { println!("seed {seed} region {i} {:?} saved {saved:?} items {:?} droppable {} : {state} op {op} {} of {} pos {p} trigger {} events {:?}: freed {freed} model {d}", r.ops, c.items.iter().map(|x| (x.ops.clone(), x.bytes.0)).collect::<Vec<_>>(), c.droppable.0, trace.op_name(trace.op(rematic_trace::OpId::new(op))), plain.len(), r.trigger, r.events); }
-                        continue 'r;
-                    }
-                }
-            }
-        }
-    }
 }

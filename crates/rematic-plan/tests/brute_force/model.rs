@@ -27,7 +27,11 @@ const MOST_UNITS: usize = 6;
 
 enum Move {
     /// An operator, and the dice for its operands.
-    Op { kind: usize, first: usize, second: usize },
+    Op {
+        kind: usize,
+        first: usize,
+        second: usize,
+    },
     Linear(usize, usize),
     Norm(usize),
     Unit(usize, usize),
