@@ -1,4 +1,4 @@
-//! Every plan of a small problem, for when the relaxation's solution does not pass its replay.
+//! Every plan of a small problem.
 //!
 //! The relaxation leaves out moments that only the replay knows, so its solution may fail while the optimum is a plan that
 //! the model's dominance has thrown away. Where plans are few, they are replayed in the order of their times: the first

@@ -60,21 +60,20 @@ impl Problem<'_> {
 
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
     fn fit(&self, budget: Bytes) -> Option<Solution> {
-        let relaxed = exact::solve(self, budget.0, &Tightening::none(self))?;
-        let lower_bound = Millis(relaxed.lower_bound);
-        let promise = |(checkpoints, replayed)| Solution { checkpoints, replayed, lower_bound };
-        let checkpoints = exact::checkpoints(self, &relaxed.picks);
-        let replayed = self.replay(&checkpoints);
-        if replayed.peak <= budget {
-            return Some(promise((checkpoints, replayed)));
-        }
+        // Where all plans can be looked at, no model is needed.
         if let Some(plans) = Enumeration::of(self) {
             let (checkpoints, replayed) = plans.first_within(self, budget)?;
             let lower_bound = replayed.recompute;
             return Some(Solution { checkpoints, replayed, lower_bound });
         }
+        let relaxed = exact::solve(self, budget.0, &Tightening::none(self))?;
+        let lower_bound = Millis(relaxed.lower_bound);
+        let promise = |(checkpoints, replayed)| Solution { checkpoints, replayed, lower_bound };
         // The best of several aims: a tightened model may overshoot, and the solution for a lower aim be better.
         let mut best = self.tightened(budget, budget, relaxed);
+        if best.as_ref().is_some_and(|(_, found)| found.recompute.0 <= lower_bound.0 * (1.0 + 1e-9)) {
+            return best.map(promise);
+        }
         for share in LOWER_AIMS {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the budget")]
             let aim = Bytes((budget.0 as f64 * (1.0 - share)) as u64);

@@ -64,11 +64,15 @@ impl Frontier {
         });
         for index in order {
             let item = &candidate.items[index];
-            // Keeping more than can be dropped frees nothing; the region's own forward may still be lower.
+            // Keeping more than can be dropped frees nothing.
             let most = candidate.droppable.0;
             let mut with: Vec<(u64, f64, u32)> = Vec::with_capacity(list.len());
             for &(bytes, gain, choice) in &list {
-                with.push((bytes.saturating_add(item.bytes.0).min(most), gain + item.time.0, choice));
+                let kept = bytes.saturating_add(item.bytes.0);
+                if kept > most {
+                    break;
+                }
+                with.push((kept, gain + item.time.0, choice));
             }
             list = frontier.merge(list, &with, index);
             if list.len() > MOST_POINTS {
