@@ -38,6 +38,8 @@ pub struct Infeasible {
 const ROUNDS: usize = 6;
 /// How much lower it aims then, one after the other, as shares of the budget.
 const LOWER_AIMS: [f64; 5] = [0.005, 0.01, 0.02, 0.04, 0.08];
+/// Times that differ by a smaller share are equal: the replay adds them in another order.
+const SAME: f64 = 1e-9;
 /// The search for the least budget ends when it is known to this share.
 const LEAST_SHARE: f64 = 2e-4;
 
@@ -71,7 +73,7 @@ impl Problem<'_> {
         let promise = |(checkpoints, replayed)| Solution { checkpoints, replayed, lower_bound };
         // The best of several aims: a tightened model may overshoot, and the solution for a lower aim be better.
         let mut best = self.tightened(budget, budget, relaxed);
-        if best.as_ref().is_some_and(|(_, found)| found.recompute.0 <= lower_bound.0 * (1.0 + 1e-9)) {
+        if best.as_ref().is_some_and(|(_, found)| found.recompute.0 <= lower_bound.0 * (1.0 + SAME)) {
             return best.map(promise);
         }
         for share in LOWER_AIMS {

@@ -109,7 +109,7 @@ impl Unit {
             // Mostly the newest, so that models are deep rather than wide.
             let pick = |dice: usize| {
                 let newest = locals.len() - 1;
-                locals[if dice % 3 == 0 { dice / 3 % locals.len() } else { newest }].clone()
+                locals[if dice.is_multiple_of(3) { dice / 3 % locals.len() } else { newest }].clone()
             };
             let made = match step {
                 Move::Op { kind, first, second } => self.run(*kind, &pick(*first), &pick(*second)),
