@@ -79,7 +79,7 @@ pub struct PlanDocument {
     pub step_ms: Millis,
     /// Time of recomputation.
     pub recompute_ms: Millis,
-    /// No plan that fits takes less.
+    /// The bound of the planner's model.
     pub lower_bound_ms: Millis,
     /// The regions, in the order of forward.
     pub regions: Vec<PlannedRegion>,

@@ -15,9 +15,10 @@
 //! enough: what must be freed by the regions that end there or before ([`Ceiling`]). While a region runs again, what it
 //! rebuilds takes the place of what it had dropped: a constraint on the regions before it.
 //!
-//! It is a relaxation: no plan that the replay accepts breaks it. What it leaves out: a region's inputs live until its
+//! It is meant as a relaxation. What it leaves out: a region's inputs live until its
 //! backward is over; what a policy saves is there while the region is rebuilt; inside its own forward a region has freed
-//! only a part. So the solution's time is a lower bound, and it is the optimum if the replay accepts it.
+//! only a part. Where a policy keeps more than its
+//! region drops it is stricter than the replay, so its bound is not a proof.
 //!
 //! # The solution
 //!
@@ -236,13 +237,15 @@ impl<'a> Case<'a> {
         };
         for (index, node) in nodes.iter().enumerate() {
             let (here, end) = (start_rank(index), problem.rank(node.end));
-            case.to_skip.push((here + 1..=start_rank(index + 1)).map(both).max().unwrap_or(0));
+            // Had a region around it been chosen, it would not be passed over.
+            let first = over(node.first_forward);
+            case.to_skip.push((here + 1..=start_rank(index + 1)).map(both).fold(first, u64::max));
             let inner = (here + 1..end).map(backward).max().unwrap_or(0);
             let rebuilding = node.rebuilding().saturating_add(tightening.own[index]);
-            case.to_choose.push(inner.max(over(rebuilding)));
+            case.to_choose.push(inner.max(over(rebuilding)).max(over(node.own_forward)));
             // Right behind it, outputs that its policy keeps may still be in use and so cost nothing: these moments are
             // left to the replay.
-            let settled = backward(end).max(tightened(end, node.forward_after));
+            let settled = backward(end).max(tightened(end, node.forward_after)).max(over(node.own_forward_with));
             case.after.push((end + 1..=start_rank(node.next)).map(both).fold(settled, u64::max));
         }
         // Nothing before a node can free more than this.

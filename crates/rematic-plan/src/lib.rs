@@ -7,6 +7,7 @@
 //! which operators of one region to save, and [`milp()`] (`sac_milp`) which modules of a [`ModuleGraph`] to checkpoint.
 
 mod document;
+mod enumeration;
 mod error;
 mod exact;
 mod graph;

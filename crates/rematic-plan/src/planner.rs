@@ -1,6 +1,7 @@
 use rematic_memory::Checkpoint;
 use rematic_trace::{Bytes, Millis};
 
+use crate::enumeration::Enumeration;
 use crate::exact::{self, Pick, Relaxed, Tightening};
 use crate::problem::{Problem, Replayed};
 
@@ -22,7 +23,7 @@ pub struct Solution {
     pub checkpoints: Vec<Checkpoint>,
     /// What the replay says: the promise.
     pub replayed: Replayed,
-    /// No plan that fits takes less time to recompute.
+    /// The bound of the planner's model; the best time itself where all plans were looked at.
     pub lower_bound: Millis,
 }
 
@@ -37,6 +38,8 @@ pub struct Infeasible {
 const ROUNDS: usize = 6;
 /// How much lower it aims then, one after the other, as shares of the budget.
 const LOWER_AIMS: [f64; 5] = [0.005, 0.01, 0.02, 0.04, 0.08];
+/// Times that differ by a smaller share are equal: the replay adds them in another order.
+const SAME: f64 = 1e-9;
 /// The search for the least budget ends when it is known to this share.
 const LEAST_SHARE: f64 = 2e-4;
 
@@ -59,18 +62,34 @@ impl Problem<'_> {
 
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
     fn fit(&self, budget: Bytes) -> Option<Solution> {
+        // Where all plans can be looked at, no model is needed.
+        if let Some(plans) = Enumeration::of(self) {
+            let (checkpoints, replayed) = plans.first_within(self, budget)?;
+            let lower_bound = replayed.recompute;
+            return Some(Solution { checkpoints, replayed, lower_bound });
+        }
         let relaxed = exact::solve(self, budget.0, &Tightening::none(self))?;
         let lower_bound = Millis(relaxed.lower_bound);
         let promise = |(checkpoints, replayed)| Solution { checkpoints, replayed, lower_bound };
-        if let Some(found) = self.tightened(budget, budget, relaxed) {
-            return Some(promise(found));
+        // The best of several aims: a tightened model may overshoot, and the solution for a lower aim be better.
+        let mut best = self.tightened(budget, budget, relaxed);
+        if best.as_ref().is_some_and(|(_, found)| found.recompute.0 <= lower_bound.0 * (1.0 + SAME)) {
+            return best.map(promise);
         }
-        LOWER_AIMS.iter().find_map(|share| {
+        for share in LOWER_AIMS {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the budget")]
             let aim = Bytes((budget.0 as f64 * (1.0 - share)) as u64);
-            let relaxed = exact::solve(self, aim.0, &Tightening::none(self))?;
-            self.tightened(budget, aim, relaxed).map(promise)
-        })
+            let Some(relaxed) = exact::solve(self, aim.0, &Tightening::none(self)) else { break };
+            if best.as_ref().is_some_and(|(_, best)| best.recompute.0 <= relaxed.lower_bound) {
+                break;
+            }
+            if let Some(found) = self.tightened(budget, aim, relaxed)
+                && best.as_ref().is_none_or(|(_, best)| found.1.recompute < best.recompute)
+            {
+                best = Some(found);
+            }
+        }
+        best.map(promise)
     }
 
     /// From the solution for an aim to a plan within the budget.
@@ -147,13 +166,19 @@ impl Problem<'_> {
         curve
     }
 
-    /// The plan with the lowest peak, by bisection over budgets.
+    /// The plan with the lowest peak: of all where they are few, otherwise by bisection over budgets.
     #[must_use]
     pub fn least(&self) -> Solution {
+        let found = Enumeration::of(self).and_then(|plans| plans.least(self));
+        if let Some((checkpoints, replayed)) = found {
+            let lower_bound = replayed.recompute;
+            return Solution { checkpoints, replayed, lower_bound };
+        }
         let mut best =
             Solution { checkpoints: Vec::new(), replayed: self.baseline().clone(), lower_bound: Millis(0.0) };
         let mut low = self.ceilings[0].forward.max(self.ceilings[0].backward);
-        while (best.replayed.peak.0 - low) as f64 > LEAST_SHARE * best.replayed.peak.0 as f64 {
+        // At a distance of one byte there is nothing in between.
+        while (best.replayed.peak.0.saturating_sub(low)) as f64 > (LEAST_SHARE * best.replayed.peak.0 as f64).max(1.0) {
             let middle = Bytes(low + (best.replayed.peak.0 - low) / 2);
             match self.fit(middle) {
                 Some(solution) => best = solution,

@@ -1,6 +1,6 @@
 //! The planning problem, as far as it does not depend on the budget.
 
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::rc::Rc;
 
 use rematic_cost::Costs;
@@ -46,6 +46,12 @@ pub(crate) struct Node {
     pub(crate) settled: usize,
     /// The highest forward total of its own rank from there on.
     pub(crate) forward_after: u64,
+    /// The highest bytes in use in its own forward, whatever its policy and if nothing else is checkpointed.
+    pub(crate) own_forward: u64,
+    /// The same, with what its policy frees between forward and backward still to be taken off.
+    pub(crate) own_forward_with: u64,
+    /// The highest plain total of the moments of which it is the innermost region and before which no region has ended.
+    pub(crate) first_forward: u64,
 }
 
 impl Node {
@@ -259,6 +265,7 @@ fn nodes(
     allowed: &[bool],
     whole: bool,
 ) -> Vec<Node> {
+    let totals = plain_totals(trace, ledger);
     let mut candidates = Candidates::new(trace, regions, ledger, costs);
     // Equal layers share one frontier.
     let mut known: HashMap<Vec<u64>, (Rc<Candidate>, Rc<Frontier>)> = HashMap::new();
@@ -268,10 +275,13 @@ fn nodes(
         if whole {
             candidate = candidate.whole();
         }
-        if candidate.droppable == Bytes(0) {
-            continue;
-        }
         let settled = candidate.settled;
+        let (mut own_forward, mut own_forward_with) = (0, 0);
+        candidates.own_forward(region, &candidate, |op, freed, beyond| {
+            let total = totals[op.index()];
+            own_forward = own_forward.max(total.saturating_sub(freed));
+            own_forward_with = own_forward_with.max(total.saturating_add_signed(beyond.saturating_neg()));
+        });
         let (candidate, frontier) = known
             .entry(candidate.signature())
             .or_insert_with(|| {
@@ -289,6 +299,9 @@ fn nodes(
             before_trigger: 0,
             settled,
             forward_after: 0,
+            own_forward,
+            own_forward_with,
+            first_forward: 0,
         });
     }
     for index in 0..nodes.len() {
@@ -298,6 +311,19 @@ fn nodes(
         nodes[index].next = nodes[index].next.max(index + 1);
     }
     nodes
+}
+
+/// Bytes in use after every operator of the plain step.
+fn plain_totals(trace: &StepTrace, ledger: &Ledger) -> Vec<u64> {
+    let mut ledger = ledger.clone();
+    let mut totals = vec![0; trace.ops().len()];
+    for &event in trace.events() {
+        ledger.apply(trace, event);
+        if let Event::Op(op) = event {
+            totals[op.index()] = ledger.snapshot().total().0;
+        }
+    }
+    totals
 }
 
 /// Runs the plain step once, and notes the highest totals and the states before each recomputation.
@@ -321,6 +347,8 @@ fn ceilings(
         nodes.iter().enumerate().map(|(index, node)| (regions.all()[node.region].events.end, index)).collect();
     by_exit.sort_unstable();
     let mut exits = by_exit.into_iter().peekable();
+    // Forward operators whose backward function has returned.
+    let mut returned_ops: HashSet<OpId> = HashSet::new();
     // The region that returned last.
     let mut returned: Option<usize> = None;
     // Dropped regions by their end, with their triggers.
@@ -333,7 +361,16 @@ fn ceilings(
         while let Some((_, node)) = triggers.next_if(|(trigger, _)| *trigger <= position) {
             nodes[node].before_trigger = ledger.snapshot().total().0;
         }
-        ledger.apply(trace, event);
+        // A checkpointed region lets go of what a backward function read when it returns, a plain one only when its
+        // gradients have been reduced: what lies in between counts for no plan.
+        match event {
+            Event::Return(op) => ledger.apply(trace, Event::Unsave(op)),
+            Event::Unsave(op) if returned_ops.contains(&op) => {}
+            _ => ledger.apply(trace, event),
+        }
+        if let Event::Return(op) = event {
+            returned_ops.insert(op);
+        }
         let Event::Op(op) = event else { continue };
         while dropped.peek().is_some_and(|(_, trigger)| *trigger <= position) {
             dropped.pop();
@@ -342,7 +379,10 @@ fn ceilings(
         rank_of_op[op.index()] = u32::try_from(rank).unwrap_or(0);
         let total = ledger.snapshot().total().0;
         let ceiling = &mut ceilings[rank];
-        if trace.op(op).phase == Phase::Forward {
+        let innermost = innermost_of(nodes, op).filter(|_| rank == 0);
+        if let Some(node) = innermost.filter(|_| trace.op(op).phase == Phase::Forward) {
+            nodes[node].first_forward = nodes[node].first_forward.max(total);
+        } else if trace.op(op).phase == Phase::Forward {
             ceiling.forward = ceiling.forward.max(total);
             if let Some(node) = returned.filter(|&node| nodes[node].settled < position) {
                 nodes[node].forward_after = nodes[node].forward_after.max(total);
@@ -358,4 +398,10 @@ fn ceilings(
         }
     }
     (ceilings, rank_of_op)
+}
+
+/// The last node whose forward contains an operator.
+fn innermost_of(nodes: &[Node], op: OpId) -> Option<usize> {
+    let behind = nodes.partition_point(|node| node.start <= op.index());
+    nodes[..behind].iter().rposition(|node| op.index() < node.end)
 }

@@ -170,7 +170,7 @@ impl PlanReport<'_> {
         let share = plan.recompute_ms.0 / self.step.0.max(f64::MIN_POSITIVE) * 100.0;
         let gap = (plan.recompute_ms.0 / plan.lower_bound_ms.0.max(f64::MIN_POSITIVE) - 1.0).max(0.0) * 100.0;
         let quality =
-            if gap < 0.005 { "proved optimal".to_owned() } else { format!("at most {gap:.2} % above the optimum") };
+            if gap < 0.005 { "at the model's bound".to_owned() } else { format!("{gap:.2} % above the model's bound") };
         let _ = writeln!(
             text,
             "Recomputing takes {} on top of {} ({share:.2} %); {quality}.\n",
@@ -225,7 +225,7 @@ pub struct CurvePoint {
     pub peak_bytes: Bytes,
     /// Time of recomputation.
     pub recompute_ms: Millis,
-    /// No plan takes less.
+    /// The bound of the planner's model.
     pub lower_bound_ms: Millis,
 }
 

@@ -1,3 +1,5 @@
+use std::collections::{HashMap, HashSet};
+
 use rematic_cost::Costs;
 use rematic_memory::{Ledger, Region, Regions, births};
 use rematic_trace::{Bytes, Event, Millis, OpId, StepTrace, StorageId};
@@ -150,8 +152,50 @@ impl<'a> Candidates<'a> {
         }
         let held_by_autograd = inside.held_by_autograd(self.ledger);
         let droppable = held_by_autograd.saturating_sub(always_kept).saturating_sub(kept_inputs);
-        let rebuilt = inside.rebuilt(self.ledger, &mut self.holds);
+        let mut savable = vec![false; region.ops.len()];
+        for &op in items.iter().flat_map(|item| &item.ops).chain(&always_saved) {
+            savable[op] = true;
+        }
+        let rebuilt = inside.rebuilt(self.ledger, &savable, &mut self.holds);
         Candidate { held_by_autograd, kept_inputs, droppable, fixed_time, items, always_saved, rebuilt, settled }
+    }
+}
+
+impl Candidates<'_> {
+    /// What a region can have freed at the moments of its own forward: calls `note` after each of its operators with the
+    /// most that any policy frees there, and with how much more than between forward and backward that may be, for every
+    /// policy. The latter counts what is not yet made as if it were saved.
+    pub fn own_forward(&self, region: &Region, candidate: &Candidate, mut note: impl FnMut(OpId, u64, i64)) {
+        let events = &self.trace.events()[region.events.end + 1..];
+        let to_exit = events.iter().position(|event| matches!(event, Event::Exit(_))).unwrap_or(events.len());
+        let next_exit = (region.events.end + 1 + to_exit).min(region.trigger);
+        let inside = Inside { trace: self.trace, region, lifetimes: &self.lifetimes, next_exit };
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let mut counted: HashMap<StorageId, u64> = HashMap::new();
+        for op in candidate.items.iter().flat_map(|item| &item.ops) {
+            for storage in births(self.trace, OpId::new(region.ops.start + op)) {
+                if inside.released(storage) < next_exit {
+                    counted.insert(storage, self.ledger.footprint(storage).0);
+                }
+            }
+        }
+        let kept: u64 = counted.values().sum();
+        let (mut alone, mut alone_counted) = (0, 0);
+        let mut saved: HashSet<StorageId> = HashSet::new();
+        for &event in &self.trace.events()[region.events.clone()] {
+            match event {
+                Event::Op(op) => {
+                    let tensors = self.trace.saves(self.trace.op(op)).iter().map(|tensor| tensor.storage);
+                    saved.extend(tensors.filter(|storage| inside.born_inside(*storage)));
+                    note(op, alone, signed(alone) - signed(candidate.droppable.0) + signed(kept - alone_counted));
+                }
+                Event::Drop(storage) if saved.contains(&storage) => {
+                    alone += self.ledger.footprint(storage).0;
+                    alone_counted += counted.get(&storage).copied().unwrap_or(0);
+                }
+                _ => {}
+            }
+        }
     }
 }
 
@@ -233,20 +277,26 @@ impl Inside<'_> {
         storages.into_iter().map(|storage| ledger.footprint(storage)).sum()
     }
 
-    /// The most bytes made inside that are alive at once while the region runs again, if nothing was saved.
-    fn rebuilt(&self, ledger: &Ledger, holds: &mut [u32]) -> Bytes {
+    /// The most bytes made inside that are alive at once while the region runs again, at least, whatever was saved.
+    ///
+    /// What is still in use outside when backward begins is not made anew if it was saved, and an operator that was saved
+    /// does not run: neither counts.
+    fn rebuilt(&self, ledger: &Ledger, savable: &[bool], holds: &mut [u32]) -> Bytes {
+        let made_anew = |storage: StorageId| self.born_inside(storage) && self.released(storage) < self.region.trigger;
         let mut now = 0;
         let mut most = 0;
         for &event in &self.trace.events()[self.region.events.clone()] {
             match event {
                 Event::Op(op) if self.region.reaches(op) => {
-                    for storage in births(self.trace, op) {
+                    for storage in births(self.trace, op).filter(|storage| made_anew(*storage)) {
                         holds[storage.index()] = 1;
                         now += ledger.footprint(storage).0;
                     }
-                    most = most.max(now);
+                    if !savable[op.index() - self.region.ops.start] {
+                        most = most.max(now);
+                    }
                     for tensor in self.trace.saves(self.trace.op(op)) {
-                        if self.born_inside(tensor.storage) {
+                        if made_anew(tensor.storage) {
                             holds[tensor.storage.index()] += 1;
                         }
                     }

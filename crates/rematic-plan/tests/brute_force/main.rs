@@ -1,0 +1,145 @@
+//! The exact planner against every plan there is, on small random models.
+
+mod model;
+mod plans;
+
+use rematic_cost::{CostRule, Costs, Device};
+use rematic_memory::Allocator;
+use rematic_plan::{Limits, Outcome, Problem};
+use rematic_trace::Bytes;
+
+use model::Dice;
+use plans::Plans;
+
+/// Times that differ by a smaller share are equal: the planner adds them in another order than the replay.
+const SAME: f64 = 1e-9;
+
+/// What was compared, and what differed.
+#[derive(Default)]
+struct Tally {
+    models: usize,
+    plans: usize,
+    budgets: usize,
+    equal: usize,
+    feasible: usize,
+    worst_gap: f64,
+    worst_bound_gap: f64,
+    faults: Vec<String>,
+}
+
+impl Tally {
+    fn fault(&mut self, text: String) {
+        self.faults.push(text);
+    }
+}
+
+fn compare(seed: u64, most: usize, tally: &mut Tally) {
+    let Some(trace) = model::step(seed) else { return };
+    assert_eq!(trace.validate(), Ok(()), "seed {seed}");
+    let mut dice = Dice::new(seed ^ 0x5eed);
+    let device = Device::find(["a100-80", "h100"][dice.roll(2)]).unwrap();
+    let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
+    let limits = Limits {
+        allocator: [Allocator::Cuda, Allocator::Cpu][dice.roll(2)],
+        world_size: 1 + dice.roll(3) as u64,
+        whole: dice.roll(8) == 0,
+        ..Limits::default()
+    };
+    let problem = Problem::new(&trace, &costs, limits.clone()).unwrap();
+    let Some(plans) = Plans::all(&trace, &costs, &limits, &problem, most) else { return };
+    let (baseline, least) = (problem.baseline().peak.0, plans.least_peak());
+    if least == baseline {
+        return;
+    }
+    tally.models += 1;
+    tally.plans += plans.count();
+    for budget in budgets(&plans, baseline, least) {
+        tally.budgets += 1;
+        let at = format!("seed {seed}, budget {budget} of {least}..{baseline}");
+        match (problem.exact(Bytes(budget)), plans.best(budget)) {
+            (Outcome::Fits, _) => {
+                tally.equal += 1;
+                if baseline > budget {
+                    tally.fault(format!("{at}: said to fit"));
+                }
+            }
+            (Outcome::Planned(solution), Some((_, best, best_plan))) => {
+                let (time, bound) = (solution.replayed.recompute.0, solution.lower_bound.0);
+                if solution.replayed != problem.replay(&solution.checkpoints) {
+                    tally.fault(format!("{at}: not what the replay says"));
+                }
+                if solution.replayed.peak.0 > budget {
+                    tally.fault(format!("{at}: above the budget"));
+                }
+                if bound > best * (1.0 + SAME) {
+                    tally.fault(format!("{at}: bound {bound} above the optimum {best}: {best_plan:?}"));
+                }
+                if time < best * (1.0 - SAME) {
+                    tally.fault(format!("{at}: {time} is below the optimum {best}"));
+                }
+                tally.feasible += 1;
+                tally.worst_bound_gap = tally.worst_bound_gap.max(best / bound - 1.0);
+                tally.worst_gap = tally.worst_gap.max(time / best - 1.0);
+                if (time / best - 1.0).abs() <= SAME || time == *best {
+                    tally.equal += 1;
+                } else {
+                    tally.fault(format!("{at}: takes {time}, the optimum {best} (bound {bound}): {best_plan:?}"));
+                }
+            }
+            (Outcome::Planned(_), None) => tally.fault(format!("{at}: planned what no plan reaches")),
+            (Outcome::Infeasible(infeasible), best) => {
+                if let Some((_, best, best_plan)) = best {
+                    tally.fault(format!("{at}: infeasible, but {best} does: {best_plan:?}"));
+                } else if infeasible.least.replayed.peak.0 != least {
+                    tally.fault(format!("{at}: least said to be {}", infeasible.least.replayed.peak.0));
+                } else {
+                    tally.equal += 1;
+                }
+            }
+        }
+    }
+}
+
+/// From the baseline to below the least peak, and where the optimum changes.
+fn budgets(plans: &Plans, baseline: u64, least: u64) -> Vec<u64> {
+    let mut budgets: Vec<u64> = (0..6).map(|part| least + (baseline - least) * part / 5).collect();
+    let steps = plans.steps();
+    budgets.extend((0..6).map(|part| steps[(steps.len() - 1) * part / 5]));
+    budgets.extend([least - 1, least - least / 50]);
+    budgets.sort_unstable();
+    budgets.dedup();
+    budgets
+}
+
+fn run(seeds: std::ops::Range<u64>, most: usize) {
+    let mut tally = Tally::default();
+    for seed in seeds {
+        compare(seed, most, &mut tally);
+    }
+    let summary = format!(
+        "{} models, {} plans, {} budgets, {} equal, worst gap {:.3} %, worst distance of bound and optimum {:.3} %",
+        tally.models,
+        tally.plans,
+        tally.budgets,
+        tally.equal,
+        100.0 * tally.worst_gap,
+        100.0 * tally.worst_bound_gap
+    );
+    if std::env::var_os("REMATIC_FIGURES").is_some() {
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{summary}\n"));
+    }
+    assert!(tally.faults.is_empty(), "{summary}; {} faults:\n{}", tally.faults.len(), tally.faults.join("\n"));
+    assert!(tally.models > 0);
+}
+
+#[test]
+fn equals_brute_force() {
+    run(0..150, 3000);
+}
+
+/// `cargo test --release -p rematic-plan --test brute_force -- --ignored`
+#[test]
+#[ignore = "minutes"]
+fn equals_brute_force_on_many() {
+    run(1000..3000, 30_000);
+}

@@ -1,0 +1,108 @@
+//! Every plan there is, each one replayed.
+
+use rematic_cost::Costs;
+use rematic_memory::{Checkpoint, Ledger, Regions};
+use rematic_plan::{Limits, Problem};
+use rematic_trace::{OpId, StepTrace};
+use rematic_tradeoff::{Candidate, Candidates};
+
+/// Peak and time of recomputation of every plan.
+pub(crate) struct Plans(Vec<(u64, f64, Vec<Checkpoint>)>);
+
+impl Plans {
+    /// All plans of a step, unless there are more than `most`.
+    pub(crate) fn all(
+        trace: &StepTrace,
+        costs: &Costs,
+        limits: &Limits,
+        problem: &Problem<'_>,
+        most: usize,
+    ) -> Option<Plans> {
+        let regions = problem.regions();
+        let ledger = Ledger::new(trace, limits.allocator).sharded(limits.world_size);
+        let mut look = Candidates::new(trace, regions, &ledger, costs);
+        let candidates: Vec<Candidate> = regions
+            .all()
+            .iter()
+            .map(|region| look.candidate(region))
+            .map(|candidate| if limits.whole { candidate.whole() } else { candidate })
+            .collect();
+        if candidates.iter().any(|candidate| candidate.items.len() > 12) || count(regions, &candidates, 0) > most {
+            return None;
+        }
+        let mut plans = Plans(Vec::new());
+        let mut chosen = Vec::new();
+        plans.extend(problem, &candidates, 0, &mut chosen);
+        Some(plans)
+    }
+
+    fn extend(&mut self, problem: &Problem<'_>, candidates: &[Candidate], at: usize, chosen: &mut Vec<Checkpoint>) {
+        let Some(region) = problem.regions().all().get(at) else {
+            let replayed = problem.replay(chosen);
+            self.0.push((replayed.peak.0, replayed.recompute.0, chosen.clone()));
+            return;
+        };
+        self.extend(problem, candidates, at + 1, chosen);
+        let next = next(problem.regions(), at);
+        let Candidate { items, always_saved, .. } = &candidates[at];
+        for policy in 0..1_usize << items.len() {
+            let picked = items.iter().enumerate().filter(|(item, _)| policy >> item & 1 == 1);
+            let ops = picked.flat_map(|(_, item)| &item.ops).chain(always_saved);
+            let mut saved: Vec<OpId> = ops.map(|op| OpId::new(region.ops.start + op)).collect();
+            saved.sort_unstable();
+            chosen.push(Checkpoint { region: at, saved });
+            self.extend(problem, candidates, next, chosen);
+            chosen.pop();
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn least_peak(&self) -> u64 {
+        self.0.iter().map(|plan| plan.0).min().unwrap()
+    }
+
+    /// The least time of a plan within a budget.
+    pub(crate) fn best(&self, budget: u64) -> Option<&(u64, f64, Vec<Checkpoint>)> {
+        self.0.iter().filter(|plan| plan.0 <= budget).min_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    /// Peaks of the plans that nothing beats, ascending: the budgets at which the optimum changes.
+    pub(crate) fn steps(&self) -> Vec<u64> {
+        let mut order: Vec<(u64, f64)> = self.0.iter().map(|plan| (plan.0, plan.1)).collect();
+        order.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let mut least = f64::INFINITY;
+        order.retain(|plan| {
+            let better = plan.1 < least;
+            least = least.min(plan.1);
+            better
+        });
+        order.into_iter().map(|plan| plan.0).collect()
+    }
+}
+
+/// The first region after one that does not lie inside it.
+fn next(regions: &Regions, at: usize) -> usize {
+    let inside = |index: usize| {
+        let mut around = regions.all()[index].parent;
+        while let Some(parent) = around {
+            if parent == at {
+                return true;
+            }
+            around = regions.all()[parent].parent;
+        }
+        false
+    };
+    (at + 1..regions.all().len()).find(|&index| !inside(index)).unwrap_or(regions.all().len())
+}
+
+fn count(regions: &Regions, candidates: &[Candidate], at: usize) -> usize {
+    if at >= candidates.len() {
+        return 1;
+    }
+    let policies = 1_usize << candidates[at].items.len();
+    let with = policies.saturating_mul(count(regions, candidates, next(regions, at)));
+    count(regions, candidates, at + 1).saturating_add(with)
+}
