@@ -195,6 +195,10 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
 
     /// What an operator saves is there again, for its backward to read.
     fn hand_over(&mut self, region: &Region, op: OpId) {
+        // Its graph was thrown away before: nobody waits for it.
+        if self.returned[op.index()] {
+            return;
+        }
         for tensor in self.trace.saves(self.trace.op(op)) {
             let again = self.again(region, tensor.storage);
             self.ledger.save(again);
@@ -219,7 +223,7 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
     /// The backward function of an operator of a checkpointed region has returned. What it read was handed to it, not
     /// lent: unlike a plain saved tensor it goes now.
     fn let_go(&mut self, at: usize, op: OpId) {
-        if std::mem::replace(&mut self.returned[op.index()], true) {
+        if std::mem::replace(&mut self.returned[op.index()], true) || !self.active[at].recomputed {
             return;
         }
         let (trace, region) = (self.trace, self.active[at].region);

@@ -162,11 +162,10 @@ fn triggers(trace: &StepTrace, spans: &[Span]) -> Vec<Option<usize>> {
     triggers
 }
 
-/// The forward operator whose saved tensors an event reads or releases.
+/// The forward operator whose saved tensors an event reads. A graph that is thrown away reads nothing.
 pub(crate) fn needs(trace: &StepTrace, event: Event) -> Option<OpId> {
     let forward = match event {
         Event::Op(op) if trace.op(op).phase == Phase::Backward => trace.op(op).differentiates?,
-        Event::Unsave(op) => op,
         _ => return None,
     };
     (!trace.saves(trace.op(forward)).is_empty()).then_some(forward)
