@@ -16,12 +16,6 @@ pub struct Element(pub Dtype);
 
 impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self.0 {
-            Dtype::F64 => "fp64",
-            Dtype::F32 => "fp32",
-            Dtype::F16 => "fp16",
-            Dtype::F8 => "fp8",
-            other => return other.fmt(f),
-        })
+        f.pad(self.0.spelled())
     }
 }

@@ -75,6 +75,18 @@ impl Dtype {
         matches!(self, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::F8)
     }
 
+    /// Its name for people, as options spell it: `fp32`, not the `f32` of trace files.
+    #[must_use]
+    pub fn spelled(self) -> &'static str {
+        match self {
+            Dtype::F64 => "fp64",
+            Dtype::F32 => "fp32",
+            Dtype::F16 => "fp16",
+            Dtype::F8 => "fp8",
+            other => other.name(),
+        }
+    }
+
     /// Its name in trace files.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -98,7 +110,7 @@ impl FromStr for Dtype {
 
 /// A tensor whose size does not fit 64-bit arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a tensor of shape {shape:?} in {dtype} is larger than 2^62 bytes; use smaller sizes")]
+#[error("a tensor of shape {shape:?} in {} is larger than 2^62 bytes; use smaller sizes", dtype.spelled())]
 pub struct ShapeTooLarge {
     /// The shape that was asked for.
     pub shape: Vec<u64>,

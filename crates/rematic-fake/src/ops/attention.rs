@@ -114,7 +114,7 @@ impl Attention {
             AttentionKernel::Flash if half => flash(query, key, value, self.dropout),
             AttentionKernel::Flash => refuse(format!(
                 "flash attention takes bf16 and fp16, but the step is in {}; use --dtype bf16 or --attention auto",
-                query.dtype()
+                query.dtype().spelled()
             )),
             AttentionKernel::Efficient if !grouped => efficient(),
             AttentionKernel::Efficient => refuse(format!(

@@ -102,7 +102,7 @@ fn a_device_in_capitals_is_known() {
 
 #[test]
 fn attention_kernels_say_what_they_do_not_take() {
-    stats("seed-transformer", "--attention flash --dtype fp32", &["flash", "f32", "--dtype bf16", "--attention auto"]);
+    stats("seed-transformer", "--attention flash --dtype fp32", &["flash", "fp32", "--dtype bf16", "--attention auto"]);
     for dtype in ["fp32", "bf16"] {
         let options = format!("--attention efficient --dtype {dtype}");
         stats("llama-3-8b", &options, &["32 query heads", "8 key heads", "--attention auto"]);
