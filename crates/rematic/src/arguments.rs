@@ -125,8 +125,9 @@ pub(crate) struct TraceArguments {
     pub(crate) json: bool,
 }
 
+/// A step, and how its memory and time are counted.
 #[derive(Args)]
-pub(crate) struct StatsArguments {
+pub(crate) struct StepArguments {
     #[command(flatten)]
     pub(crate) source: SourceArguments,
     #[command(flatten)]
@@ -137,6 +138,12 @@ pub(crate) struct StatsArguments {
     /// How memory is rounded.
     #[arg(long, value_enum, default_value = "cuda")]
     pub(crate) allocator: AllocatorName,
+}
+
+#[derive(Args)]
+pub(crate) struct StatsArguments {
+    #[command(flatten)]
+    pub(crate) step: StepArguments,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -149,15 +156,7 @@ pub(crate) struct StatsArguments {
 #[derive(Args)]
 pub(crate) struct LimitArguments {
     #[command(flatten)]
-    pub(crate) source: SourceArguments,
-    #[command(flatten)]
-    pub(crate) device: DeviceArguments,
-    /// How an operator's time is estimated.
-    #[arg(long, value_enum, default_value = "physical")]
-    pub(crate) cost: CostName,
-    /// How memory is rounded.
-    #[arg(long, value_enum, default_value = "cuda")]
-    pub(crate) allocator: AllocatorName,
+    pub(crate) step: StepArguments,
     /// Spread parameters, gradients and optimizer state evenly over so many devices.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) world_size: u32,

@@ -58,15 +58,15 @@ fn trace(arguments: &TraceArguments) -> Result<String, Failure> {
 }
 
 fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
-    let devices = known_devices(arguments.device.device_file.as_deref())?;
-    let device = devices.find(&arguments.device.device).map_err(Error::from)?;
-    let mut trace = read(&arguments.source)?;
+    let devices = known_devices(arguments.step.device.device_file.as_deref())?;
+    let device = devices.find(&arguments.step.device.device).map_err(Error::from)?;
+    let mut trace = read(&arguments.step.source)?;
     // Torch's tools see calls through module hooks.
-    if CostRule::from(arguments.cost) != CostRule::Torch {
+    if CostRule::from(arguments.step.cost) != CostRule::Torch {
         trace = trace.with_whole_calls();
     }
-    let timeline = Timeline::replay(&trace, arguments.allocator.into());
-    let costs = Costs::new(&trace, device, arguments.cost.into()).map_err(Error::from)?;
+    let timeline = Timeline::replay(&trace, arguments.step.allocator.into());
+    let costs = Costs::new(&trace, device, arguments.step.cost.into()).map_err(Error::from)?;
     let stats = StepStats::new(&trace, &timeline, &costs);
     let report = StatsReport { trace: &trace, timeline: &timeline, costs: &costs, stats: &stats, device };
     Ok(if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) })

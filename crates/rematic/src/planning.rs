@@ -8,7 +8,7 @@ use rematic::{
     ModuleGraph, Outcome, PlanDocument, PlanReport, Problem, StepStats, StepTrace, Timeline, Tradeoffs, Verdict, milp,
 };
 
-use crate::arguments::{CurveArguments, LimitArguments, PlanArguments, PlannerName, ReplayArguments};
+use crate::arguments::{CurveArguments, LimitArguments, PlanArguments, PlannerName, ReplayArguments, StepArguments};
 use crate::{Answer, Failure, known_devices, read, style};
 
 /// The exit code of a step that cannot be made to fit.
@@ -22,7 +22,7 @@ struct Planned {
 }
 
 impl Planned {
-    fn new(arguments: &LimitArguments) -> Result<Self, Failure> {
+    fn new(arguments: &StepArguments) -> Result<Self, Failure> {
         let devices = known_devices(arguments.device.device_file.as_deref())?;
         let device = devices.find(&arguments.device.device).map_err(Error::from)?.clone();
         let trace = read(&arguments.source)?;
@@ -32,7 +32,7 @@ impl Planned {
 
     fn problem(&self, arguments: &LimitArguments) -> Result<Problem<'_>, Failure> {
         let limits = Limits {
-            allocator: arguments.allocator.into(),
+            allocator: arguments.step.allocator.into(),
             world_size: arguments.world_size.into(),
             only: arguments.only.clone(),
             never: arguments.never.clone(),
@@ -46,7 +46,7 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<Answer, Failure> {
     if arguments.budget == Bytes(0) {
         return Err(Error::NoBudget { found: arguments.budget }.into());
     }
-    let step = Planned::new(&arguments.limits)?;
+    let step = Planned::new(&arguments.limits.step)?;
     if arguments.budget > step.device.memory {
         let _ = writeln!(
             std::io::stderr(),
@@ -96,11 +96,11 @@ fn answer(arguments: &PlanArguments, report: &PlanReport<'_>, code: u8) -> Resul
 /// Torch's `sac_milp`: its own idea of the peak, which is not replayed.
 fn torch_plan(arguments: &PlanArguments, step: &Planned) -> Result<Answer, Failure> {
     let (trace, limits) = (&step.trace, &arguments.limits);
-    let timeline = Timeline::replay(trace, limits.allocator.into());
+    let timeline = Timeline::replay(trace, limits.step.allocator.into());
     let stats = StepStats::new(trace, &timeline, &step.costs);
     // Torch counts what it traced on the meta device, without rounding.
     let rounding =
-        if CostRule::from(limits.cost) == CostRule::Torch { Allocator::Cpu } else { limits.allocator.into() };
+        if CostRule::from(limits.step.cost) == CostRule::Torch { Allocator::Cpu } else { limits.step.allocator.into() };
     let tradeoffs = Tradeoffs::new(trace, &step.costs, rounding).map_err(Error::from)?;
     let graph = ModuleGraph::new(trace, &stats, &tradeoffs);
     let mut options = MilpOptions::new(arguments.budget);
@@ -122,7 +122,7 @@ fn torch_plan(arguments: &PlanArguments, step: &Planned) -> Result<Answer, Failu
 }
 
 pub(crate) fn curve(arguments: &CurveArguments) -> Result<Answer, Failure> {
-    let step = Planned::new(&arguments.limits)?;
+    let step = Planned::new(&arguments.limits.step)?;
     let problem = step.problem(&arguments.limits)?;
     let points = problem.curve(arguments.points as usize);
     let points: Vec<CurvePoint> = points
@@ -140,7 +140,7 @@ pub(crate) fn curve(arguments: &CurveArguments) -> Result<Answer, Failure> {
 }
 
 pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
-    let step = Planned::new(&arguments.limits)?;
+    let step = Planned::new(&arguments.limits.step)?;
     let document = PlanDocument::read(&arguments.plan).map_err(Error::from)?;
     let problem = step.problem(&arguments.limits)?;
     let checkpoints = document.checkpoints(&step.trace, problem.regions()).map_err(Error::from)?;
