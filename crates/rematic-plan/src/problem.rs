@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use rematic_cost::Costs;
 use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Regions, Snapshot, replay_checkpointed};
-use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace};
+use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace, any_layer};
 use rematic_tradeoff::{Candidate, Candidates, Frontier};
 use wildmatch::WildMatch;
 
@@ -239,7 +239,6 @@ fn allowed(trace: &StepTrace, regions: &Regions, limits: &Limits) -> Result<Vec<
     for pattern in &limits.only {
         if !paths.iter().any(|path| matches(pattern, path)) {
             let mut known: Vec<String> = paths.iter().map(|path| any_layer(path)).collect();
-            known.dedup();
             known.sort();
             known.dedup();
             return Err(LimitsError::NoMatch { pattern: pattern.clone(), known: known.join(", ") });
@@ -248,13 +247,6 @@ fn allowed(trace: &StepTrace, regions: &Regions, limits: &Limits) -> Result<Vec<
     let any = |patterns: &[String], path: &str| patterns.iter().any(|pattern| matches(pattern, path));
     let keep = |path: &String| (limits.only.is_empty() || any(&limits.only, path)) && !any(&limits.never, path);
     Ok(paths.iter().map(keep).collect())
-}
-
-/// `Model.layers.7.mlp` as `layers.*.mlp`.
-fn any_layer(path: &str) -> String {
-    let inner = path.split_once('.').map_or(path, |(_, inner)| inner);
-    let name = |part: &str| if part.bytes().all(|byte| byte.is_ascii_digit()) { "*" } else { part }.to_owned();
-    inner.split('.').map(name).collect::<Vec<_>>().join(".")
 }
 
 fn nodes(
@@ -379,10 +371,11 @@ fn ceilings(
         rank_of_op[op.index()] = u32::try_from(rank).unwrap_or(0);
         let total = ledger.snapshot().total().0;
         let ceiling = &mut ceilings[rank];
-        let innermost = innermost_of(nodes, op).filter(|_| rank == 0);
-        if let Some(node) = innermost.filter(|_| trace.op(op).phase == Phase::Forward) {
+        let forward = trace.op(op).phase == Phase::Forward;
+        let first_inside = if forward && rank == 0 { innermost_of(nodes, op) } else { None };
+        if let Some(node) = first_inside {
             nodes[node].first_forward = nodes[node].first_forward.max(total);
-        } else if trace.op(op).phase == Phase::Forward {
+        } else if forward {
             ceiling.forward = ceiling.forward.max(total);
             if let Some(node) = returned.filter(|&node| nodes[node].settled < position) {
                 nodes[node].forward_after = nodes[node].forward_after.max(total);

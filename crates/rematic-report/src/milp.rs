@@ -2,9 +2,9 @@ use std::fmt::Write;
 
 use rematic_plan::MilpOutcome;
 use rematic_trace::{Bytes, Millis, StepTrace};
-use serde::Serialize;
 
 use crate::json::json;
+use crate::plan::{PlanJson, RegionJson};
 use crate::style::{Style, Tone};
 use crate::table::{Column, Table};
 
@@ -23,29 +23,6 @@ pub struct MilpReport<'a> {
     pub outcome: &'a MilpOutcome,
 }
 
-#[derive(Serialize)]
-struct Json<'a> {
-    outcome: &'static str,
-    budget_bytes: Bytes,
-    baseline_peak_bytes: Bytes,
-    peak_bytes: Bytes,
-    step_ms: Millis,
-    recompute_ms: Millis,
-    lower_bound_ms: Millis,
-    regions: Vec<JsonRegion<'a>>,
-    least_budget_bytes: Option<Bytes>,
-}
-
-/// Torch decides only about shares: the policy is empty.
-#[derive(Serialize)]
-struct JsonRegion<'a> {
-    module: &'a str,
-    discard: f64,
-    freed_bytes: Bytes,
-    recompute_ms: Millis,
-    policy: [(); 0],
-}
-
 impl MilpReport<'_> {
     /// One JSON document.
     #[must_use]
@@ -59,14 +36,14 @@ impl MilpReport<'_> {
             MilpOutcome::Planned(plan) => Some(plan),
             _ => None,
         };
-        let regions = plan.into_iter().flat_map(|plan| &plan.choices).map(|choice| JsonRegion {
+        let regions = plan.into_iter().flat_map(|plan| &plan.choices).map(|choice| RegionJson {
             module: &choice.fqn,
             discard: choice.discard,
             freed_bytes: choice.saved,
             recompute_ms: choice.recompute,
-            policy: [],
+            policy: Vec::new(),
         });
-        json(&Json {
+        json(&PlanJson {
             outcome,
             budget_bytes: self.budget,
             baseline_peak_bytes: self.baseline,

@@ -3,12 +3,12 @@ use std::fmt::Write;
 
 use rematic_memory::Ran;
 use rematic_plan::{Choice, PlanDocument, Replayed};
-use rematic_trace::{Bytes, Millis, StepTrace};
+use rematic_trace::{Bytes, Millis, StepTrace, any_layer};
 use serde::Serialize;
 
 use crate::json::json;
 use crate::shorten::Shorten;
-use crate::stats::{any_layer, short};
+use crate::stats::short;
 use crate::style::{Style, Tone};
 use crate::table::{Column, Table};
 
@@ -43,30 +43,32 @@ pub struct PlanReport<'a> {
     pub verdict: Verdict<'a>,
 }
 
+/// What every planner's answer looks like as JSON.
 #[derive(Serialize)]
-struct Json<'a> {
-    outcome: &'static str,
-    budget_bytes: Bytes,
-    baseline_peak_bytes: Bytes,
-    peak_bytes: Bytes,
-    step_ms: Millis,
-    recompute_ms: Millis,
-    lower_bound_ms: Millis,
-    regions: Vec<JsonRegion<'a>>,
-    least_budget_bytes: Option<Bytes>,
+pub(crate) struct PlanJson<'a> {
+    pub(crate) outcome: &'static str,
+    pub(crate) budget_bytes: Bytes,
+    pub(crate) baseline_peak_bytes: Bytes,
+    pub(crate) peak_bytes: Bytes,
+    pub(crate) step_ms: Millis,
+    pub(crate) recompute_ms: Millis,
+    pub(crate) lower_bound_ms: Millis,
+    pub(crate) regions: Vec<RegionJson<'a>>,
+    pub(crate) least_budget_bytes: Option<Bytes>,
 }
 
 #[derive(Serialize)]
-struct JsonRegion<'a> {
-    module: &'a str,
-    discard: f64,
-    freed_bytes: Bytes,
-    recompute_ms: Millis,
-    policy: Vec<JsonOp<'a>>,
+pub(crate) struct RegionJson<'a> {
+    pub(crate) module: &'a str,
+    pub(crate) discard: f64,
+    pub(crate) freed_bytes: Bytes,
+    pub(crate) recompute_ms: Millis,
+    /// Empty where a planner decides only about shares.
+    pub(crate) policy: Vec<OpJson<'a>>,
 }
 
 #[derive(Serialize)]
-struct JsonOp<'a> {
+pub(crate) struct OpJson<'a> {
     op: &'a str,
     decision: Choice,
 }
@@ -79,14 +81,14 @@ impl PlanReport<'_> {
             Verdict::Planned(plan, _) => Some(*plan),
             _ => None,
         };
-        let regions = plan.into_iter().flat_map(|plan| &plan.regions).map(|region| JsonRegion {
+        let regions = plan.into_iter().flat_map(|plan| &plan.regions).map(|region| RegionJson {
             module: &region.module,
             discard: region.discard,
             freed_bytes: region.freed_bytes,
             recompute_ms: region.recompute_ms,
-            policy: region.policy.iter().map(|op| JsonOp { op: &op.op, decision: op.decision }).collect(),
+            policy: region.policy.iter().map(|op| OpJson { op: &op.op, decision: op.decision }).collect(),
         });
-        json(&Json {
+        json(&PlanJson {
             outcome: match self.verdict {
                 Verdict::Fits => "fits",
                 Verdict::Planned(..) => "planned",

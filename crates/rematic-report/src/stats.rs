@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use rematic_cost::{Costs, Device, Element};
 use rematic_memory::{Resident, Timeline};
 use rematic_plan::{Baseline, ModuleStats, StepStats};
-use rematic_trace::{Bytes, Category, Dtype, ModuleId, Op, Phase, StepTrace};
+use rematic_trace::{Bytes, Category, Dtype, ModuleId, Op, Phase, StepTrace, any_layer};
 use serde::Serialize;
 
 use crate::json::json;
@@ -364,14 +364,6 @@ fn fact(name: &str, value: &str) -> String {
     }
 }
 
-/// A module's name as it is called in code, with the positions in lists left open: `Model.layers.7.mlp` becomes
-/// `layers.*.mlp`. The root keeps its class name.
-pub(crate) fn any_layer(path: &str) -> String {
-    let inner = path.split_once('.').map_or(path, |(_, inner)| inner);
-    let name = |part: &str| if part.bytes().all(|byte| byte.is_ascii_digit()) { "*" } else { part }.to_owned();
-    inner.split('.').map(name).collect::<Vec<_>>().join(".")
-}
-
 /// An operator's name without the overload that most have.
 pub(crate) fn short(name: &str) -> &str {
     name.strip_suffix(".default").unwrap_or(name)
@@ -394,13 +386,6 @@ fn thousands(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn layers_are_named_by_what_they_share() {
-        assert_eq!(any_layer("Model.layers.12.mlp"), "layers.*.mlp");
-        assert_eq!(any_layer("Model.h2.0"), "h2.*");
-        assert_eq!(any_layer("Model"), "Model");
-    }
 
     #[test]
     fn counts_read_well() {

@@ -383,3 +383,24 @@ fn extend<T: Copy>(pool: &mut Vec<T>, items: &[T]) -> Range<u32> {
 fn as_usize(range: &Range<u32>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
+
+/// A module's full name as it is called in code, with the positions in lists left open: `Model.layers.7.mlp` becomes
+/// `layers.*.mlp`. The root keeps its name.
+#[must_use]
+pub fn any_layer(path: &str) -> String {
+    let inner = path.split_once('.').map_or(path, |(_, inner)| inner);
+    let name = |part: &str| if part.bytes().all(|byte| byte.is_ascii_digit()) { "*" } else { part }.to_owned();
+    inner.split('.').map(name).collect::<Vec<_>>().join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::any_layer;
+
+    #[test]
+    fn layers_are_named_by_what_they_share() {
+        assert_eq!(any_layer("Model.layers.12.mlp"), "layers.*.mlp");
+        assert_eq!(any_layer("Model.h2.0"), "h2.*");
+        assert_eq!(any_layer("Model"), "Model");
+    }
+}
