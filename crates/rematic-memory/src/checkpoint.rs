@@ -235,8 +235,11 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
 
     /// The backward of one operator of a checkpointed region is over.
     fn unsave(&mut self, at: usize, op: OpId) {
-        self.let_go(at, op);
         let (trace, region) = (self.trace, self.active[at].region);
+        if trace.saves(trace.op(op)).is_empty() {
+            return;
+        }
+        self.let_go(at, op);
         self.active[at].savers -= 1;
         if self.active[at].savers > 0 {
             return;

@@ -32,14 +32,28 @@
 //! is a bound for every completion of a pair, and the last term is one pass over the regions. Pairs whose bound is above a
 //! guess are dropped; if a solution below the guess is found it is optimal, otherwise the guess is raised.
 
+use std::collections::HashMap;
+
 use rematic_memory::Checkpoint;
 use rematic_trace::OpId;
-use rematic_tradeoff::Point;
+use rematic_tradeoff::{Frontier, Point};
 
 use crate::problem::{Node, Problem};
 
-/// A chosen node with the position of its policy in its frontier.
-pub(crate) type Pick = (usize, usize);
+/// A chosen node with its policy.
+#[derive(Clone, Debug)]
+pub(crate) struct Pick {
+    pub(crate) node: usize,
+    pub(crate) policy: Point,
+    /// The items that it saves.
+    pub(crate) saved: Vec<usize>,
+}
+
+impl Pick {
+    pub(crate) fn new(problem: &Problem<'_>, node: usize, policy: Point) -> Self {
+        Pick { node, policy, saved: problem.nodes[node].frontier.saved_items(&policy) }
+    }
+}
 
 /// The solution of the relaxation.
 #[derive(Clone, Debug)]
@@ -57,11 +71,21 @@ pub(crate) struct Tightening {
     pub(crate) ceilings: Vec<u64>,
     /// By node: before it may run again.
     pub(crate) own: Vec<u64>,
+    /// By node: before it may be chosen, with what its policy keeps.
+    pub(crate) keep: Vec<u64>,
+    /// By node: before it may be passed over.
+    pub(crate) first: Vec<u64>,
 }
 
 impl Tightening {
     pub(crate) fn none(problem: &Problem<'_>) -> Self {
-        Tightening { ceilings: vec![0; problem.ceilings.len()], own: vec![0; problem.nodes.len()] }
+        let count = problem.nodes.len();
+        Tightening {
+            ceilings: vec![0; problem.ceilings.len()],
+            own: vec![0; count],
+            keep: vec![0; count],
+            first: vec![0; count],
+        }
     }
 }
 
@@ -97,10 +121,12 @@ pub(crate) fn solve(problem: &Problem<'_>, budget: u64, tightening: &Tightening)
             usable[index + 1..nodes[index].next].fill(false);
         }
         let limit = best.as_ref().map_or(f64::INFINITY, |best| best.time);
-        let Some(found) = Case::new(problem, budget, tightening, usable).solve(limit) else { continue };
-        lower_bound = lower_bound.min(found.lower_bound);
-        if best.as_ref().is_none_or(|best| found.time < best.time) {
-            best = Some(found);
+        let (bound, found) = Case::new(problem, budget, tightening, usable).solve(limit);
+        lower_bound = lower_bound.min(bound);
+        if let Some((time, picks)) = found
+            && best.as_ref().is_none_or(|best| time < best.time)
+        {
+            best = Some(Relaxed { time, picks, lower_bound: 0.0 });
         }
     }
     best.map(|best| Relaxed { lower_bound: lower_bound.min(best.time), ..best })
@@ -140,10 +166,10 @@ fn surrounds(node: &Node, position: usize) -> bool {
 pub(crate) fn checkpoints(problem: &Problem<'_>, picks: &[Pick]) -> Vec<Checkpoint> {
     picks
         .iter()
-        .map(|&(index, point)| {
-            let node = &problem.nodes[index];
-            let items = node.frontier.saved_items(&node.frontier.points()[point]);
-            let mut saved: Vec<OpId> = items
+        .map(|pick| {
+            let node = &problem.nodes[pick.node];
+            let mut saved: Vec<OpId> = pick
+                .saved
                 .iter()
                 .flat_map(|&item| &node.candidate.items[item].ops)
                 .chain(&node.candidate.always_saved)
@@ -159,33 +185,50 @@ pub(crate) fn checkpoints(problem: &Problem<'_>, picks: &[Pick]) -> Vec<Checkpoi
 struct Case<'a> {
     problem: &'a Problem<'a>,
     usable: Vec<bool>,
-    /// What must be freed before a node is passed over.
-    to_skip: Vec<u64>,
+    /// What must be freed before a node is passed over; all of these may be negative, where there is room to spare.
+    to_skip: Vec<i64>,
+    /// What must be freed before a node and all inside it are passed over.
+    to_skip_all: Vec<i64>,
     /// What must be freed before a node may be chosen.
-    to_choose: Vec<u64>,
+    to_choose: Vec<i64>,
+    /// What must be freed before a node may be chosen with a policy, less what the policy keeps.
+    to_keep: Vec<i64>,
     /// What must be freed, with the node, after it is chosen.
-    after: Vec<u64>,
+    after: Vec<i64>,
     /// What must be freed at the beginning.
-    at_start: u64,
+    at_start: i64,
     /// What must be freed at each rank, and what must be even if a region around it is chosen.
-    needs: Vec<u64>,
-    always: Vec<u64>,
-    /// The last usable node around the end that each rank stands for.
+    needs: Vec<i64>,
+    always: Vec<i64>,
+    /// What must be freed at each rank, if no region around it is chosen and one that ends there may be.
+    settled: Vec<i64>,
+    /// The last usable node around the end that each rank stands for, and the last that ends there.
     last_around: Vec<Option<usize>>,
+    last_ending: Vec<Option<usize>>,
     /// By node, the rank of its end.
     end_ranks: Vec<usize>,
 }
 
 /// What one run of the programme finds.
 enum Run {
-    Found { time: f64, picks: Vec<Pick> },
-    Nothing,
+    /// Whether all policies that might matter were there.
+    Found {
+        time: f64,
+        picks: Vec<Pick>,
+        exact: bool,
+    },
+    Nothing {
+        exact: bool,
+    },
     TooMuch,
 }
 
+/// No need: there is no such moment.
+const NO_NEED: i64 = i64::MIN / 4;
+
 #[derive(Clone, Copy)]
 struct Pair {
-    freed: u64,
+    freed: i64,
     time: f64,
     choice: u32,
 }
@@ -206,7 +249,7 @@ struct Rates {
 
 impl Rates {
     /// A bound on the time of every completion of a pair that frees so much.
-    fn bound(&self, index: usize, freed: u64) -> f64 {
+    fn bound(&self, index: usize, freed: i64) -> f64 {
         (self.to_come[index] + self.owed[index] - self.credit[index] * freed as f64).max(0.0)
     }
 }
@@ -215,9 +258,9 @@ impl<'a> Case<'a> {
     fn new(problem: &'a Problem<'a>, budget: u64, tightening: &Tightening, mut usable: Vec<bool>) -> Self {
         let nodes = &problem.nodes;
         let count = nodes.len();
-        let over = |total: u64| total.saturating_sub(budget);
+        let over = |total: u64| signed(total) - signed(budget);
         let tightened = |rank: usize, total: u64| {
-            if total == 0 { 0 } else { over(total.saturating_add(tightening.ceilings[rank])) }
+            if total == 0 { NO_NEED } else { over(total.saturating_add(tightening.ceilings[rank])) }
         };
         let backward = |rank: usize| tightened(rank, problem.ceilings[rank].backward);
         let both = |rank: usize| backward(rank).max(tightened(rank, problem.ceilings[rank].forward));
@@ -226,47 +269,73 @@ impl<'a> Case<'a> {
         let mut case = Case {
             problem,
             to_skip: Vec::with_capacity(count),
+            to_skip_all: Vec::with_capacity(count),
             to_choose: Vec::with_capacity(count),
+            to_keep: Vec::with_capacity(count),
             after: Vec::with_capacity(count),
-            at_start: (0..=start_rank(0)).map(both).max().unwrap_or(0),
+            at_start: (0..=start_rank(0)).map(both).max().unwrap_or(NO_NEED),
             needs: (0..problem.ceilings.len()).map(both).collect(),
             always: (0..problem.ceilings.len()).map(backward).collect(),
+            settled: vec![i64::MAX; problem.ceilings.len()],
             last_around: vec![None; problem.ceilings.len()],
+            last_ending: vec![None; problem.ceilings.len()],
             end_ranks: nodes.iter().map(|node| problem.rank(node.end)).collect(),
             usable: Vec::new(),
         };
         for (index, node) in nodes.iter().enumerate() {
             let (here, end) = (start_rank(index), problem.rank(node.end));
             // Had a region around it been chosen, it would not be passed over.
-            let first = over(node.first_forward);
-            case.to_skip.push((here + 1..=start_rank(index + 1)).map(both).fold(first, u64::max));
-            let inner = (here + 1..end).map(backward).max().unwrap_or(0);
+            let first = over(node.first_forward.saturating_add(tightening.first[index]));
+            case.to_skip.push((here + 1..=start_rank(index + 1)).map(both).fold(first, i64::max));
+            let inner = (here + 1..end).map(backward).max().unwrap_or(NO_NEED);
             let rebuilding = node.rebuilding().saturating_add(tightening.own[index]);
             case.to_choose.push(inner.max(over(rebuilding)).max(over(node.own_forward)));
+            case.to_keep.push(
+                over(node.own_forward_with.saturating_add(tightening.keep[index])) - signed(node.candidate.droppable.0),
+            );
             // Right behind it, outputs that its policy keeps may still be in use and so cost nothing: these moments are
             // left to the replay.
-            let settled = backward(end).max(tightened(end, node.forward_after)).max(over(node.own_forward_with));
-            case.after.push((end + 1..=start_rank(node.next)).map(both).fold(settled, u64::max));
+            let settled = backward(end).max(tightened(end, node.forward_after));
+            case.after.push((end + 1..=start_rank(node.next)).map(both).fold(settled, i64::max));
+        }
+        for (index, node) in nodes.iter().enumerate() {
+            case.to_skip_all.push(case.to_skip[index..node.next].iter().copied().fold(NO_NEED, i64::max));
         }
         // Nothing before a node can free more than this.
-        let mut most = vec![0_u64; count + 1];
+        let mut most = vec![0_i64; count + 1];
         for index in 0..count {
-            if most[index] < case.to_choose[index] {
+            if most[index] < case.required(index, 0) {
                 usable[index] = false;
             }
             most[index + 1] = most[index + 1].max(most[index]);
             if usable[index] {
                 let next = nodes[index].next;
-                most[next] = most[next].max(most[index] + nodes[index].candidate.droppable.0);
+                most[next] = most[next].max(most[index] + signed(nodes[index].candidate.droppable.0));
             }
         }
         case.usable = usable;
-        for rank in 1..problem.ceilings.len() {
-            let position = problem.ends[rank - 1];
-            case.last_around[rank] =
-                (0..count).rev().find(|&index| case.usable[index] && surrounds(&nodes[index], position));
+        for (index, node) in nodes.iter().enumerate().filter(|(index, _)| case.usable[*index]) {
+            let end = case.end_ranks[index];
+            case.last_ending[end] = Some(index);
+            case.settled[end] = case.settled[end].min(backward(end).max(tightened(end, node.forward_after)));
+            // Inner ones come later and overwrite.
+            let first = (problem.rank(node.start) + 1).min(end);
+            case.last_around[first..end].fill(Some(index));
         }
         case
+    }
+
+    /// What must be freed before a node may be chosen with a policy that keeps so much.
+    fn required(&self, index: usize, kept: u64) -> i64 {
+        (self.to_keep[index] + signed(kept)).max(self.to_choose[index])
+    }
+
+    /// What a policy frees. Where others are rebuilt before this node although they end behind it, what it keeps beyond
+    /// that does not count: it is gone when they are looked at.
+    fn freed(&self, index: usize, point: &Point) -> i64 {
+        let node = &self.problem.nodes[index];
+        let freed = signed(node.candidate.droppable.0) - signed(point.kept.0);
+        if node.rebuilt_last { freed } else { freed.max(0) }
     }
 
     /// The least reduced time of the nodes that end at or before a position, and what that choice frees.
@@ -332,7 +401,7 @@ impl<'a> Case<'a> {
             if multiplier <= 0.0 {
                 continue;
             }
-            for index in 0..=nodes.partition_point(|node| node.start < problem.ends[rank - 1]) {
+            for index in 0..nodes.partition_point(|node| node.start < problem.ends[rank - 1]) {
                 rates.owed[index] += multiplier * self.need(rank, index) as f64;
                 rates.credit[index] += multiplier;
             }
@@ -342,42 +411,47 @@ impl<'a> Case<'a> {
 
     /// What must be freed at a rank, seen from a node that comes before it: a forward ceiling is excused while a chosen
     /// region around it runs.
-    fn need(&self, rank: usize, index: usize) -> u64 {
-        if self.last_around[rank].is_none_or(|around| around < index) { self.needs[rank] } else { self.always[rank] }
+    fn need(&self, rank: usize, index: usize) -> i64 {
+        let behind = |last: Option<usize>| last.is_none_or(|last| last < index);
+        match (behind(self.last_around[rank]), behind(self.last_ending[rank])) {
+            (true, true) => self.needs[rank],
+            (true, false) => self.settled[rank].min(self.needs[rank]),
+            (false, _) => self.always[rank],
+        }
     }
 
-    fn solve(&self, limit: f64) -> Option<Relaxed> {
+    /// A bound on the time of all solutions, and the best one if it takes less than the limit.
+    fn solve(&self, limit: f64) -> (f64, Option<(f64, Vec<Pick>)>) {
         if self.at_start > 0 || !self.is_feasible() {
-            return None;
+            return (f64::INFINITY, None);
         }
         let rates = self.rates();
         let lower_bound = rates.bound(0, 0);
         if lower_bound >= limit {
-            return None;
+            return (lower_bound, None);
         }
         let mut gap = FIRST_GAP * lower_bound + f64::MIN_POSITIVE;
-        let exact = self.problem.nodes.iter().zip(&self.usable).all(|(node, used)| !used || node.frontier.is_exact());
         loop {
             let guess = (lower_bound + gap).min(limit);
             match self.programme(&rates, guess * (1.0 + TIE), false) {
-                Run::Found { time, picks } => {
-                    return Some(Relaxed { time, picks, lower_bound: if exact { time } else { lower_bound } });
+                Run::Found { time, picks, exact } => {
+                    return (if exact { time } else { lower_bound }, Some((time, picks)));
                 }
-                Run::TooMuch => return self.good_solution(&rates, limit, lower_bound),
-                Run::Nothing if guess >= limit => return None,
-                Run::Nothing => gap = if gap > 1e12 { f64::INFINITY } else { (gap * GAP_GROWTH).max(1e-9) },
+                Run::TooMuch => return (lower_bound, self.good_solution(&rates, limit)),
+                Run::Nothing { exact } if guess >= limit => return (if exact { limit } else { lower_bound }, None),
+                Run::Nothing { .. } => gap = if gap > 1e12 { f64::INFINITY } else { (gap * GAP_GROWTH).max(1e-9) },
             }
         }
     }
 
     /// With few pairs and policies at each node: each run looks only below the last one's solution, where the few lie
     /// closer together.
-    fn good_solution(&self, rates: &Rates, mut limit: f64, lower_bound: f64) -> Option<Relaxed> {
+    fn good_solution(&self, rates: &Rates, mut limit: f64) -> Option<(f64, Vec<Pick>)> {
         let mut best = None;
         for _ in 0..REFINEMENTS {
-            let Run::Found { time, picks } = self.programme(rates, limit, true) else { break };
+            let Run::Found { time, picks, .. } = self.programme(rates, limit, true) else { break };
             limit = time * (1.0 - REFINED_SHARE);
-            best = Some(Relaxed { time, picks, lower_bound });
+            best = Some((time, picks));
         }
         best
     }
@@ -385,16 +459,16 @@ impl<'a> Case<'a> {
     /// Whether dropping as much as possible is enough.
     fn is_feasible(&self) -> bool {
         let nodes = &self.problem.nodes;
-        let mut most: Vec<Option<u64>> = vec![None; nodes.len() + 1];
+        let mut most: Vec<Option<i64>> = vec![None; nodes.len() + 1];
         most[0] = Some(0);
         for index in 0..nodes.len() {
             let Some(freed) = most[index] else { continue };
-            let raise = |slot: &mut Option<u64>, value: u64| *slot = Some(slot.map_or(value, |old| old.max(value)));
+            let raise = |slot: &mut Option<i64>, value: i64| *slot = Some(slot.map_or(value, |old| old.max(value)));
             if freed >= self.to_skip[index] {
                 raise(&mut most[index + 1], freed);
             }
-            let with = freed + nodes[index].candidate.droppable.0;
-            if self.usable[index] && freed >= self.to_choose[index] && with >= self.after[index] {
+            let with = freed + signed(nodes[index].candidate.droppable.0);
+            if self.usable[index] && freed >= self.required(index, 0) && with >= self.after[index] {
                 raise(&mut most[nodes[index].next], with);
             }
         }
@@ -411,6 +485,9 @@ impl<'a> Case<'a> {
         let mut pairs: Vec<Vec<Pair>> = vec![Vec::new(); nodes.len() + 1];
         pairs[0].push(Pair { freed: 0, time: 0.0, choice: NO_CHOICE });
         let mut work = 0;
+        // For nodes without an exact frontier, the policies that matter.
+        let mut near: HashMap<usize, Vec<(Point, Vec<usize>)>> = HashMap::new();
+        let mut exact = true;
         for (index, node) in nodes.iter().enumerate() {
             before[index + 1] = before[index + 1].min(before[index]);
             let mut here = std::mem::take(&mut pairs[index]);
@@ -421,25 +498,38 @@ impl<'a> Case<'a> {
             }
             if self.usable[index] {
                 let rate = rates.worth[self.end_ranks[index]];
-                let reduced = |point: &Point| point.time.0 - rate * point.freed.0 as f64;
+                let reduced = |point: &Point| point.time.0 - rate * self.freed(index, point) as f64;
                 let (freed, time) = node.frontier.cheapest(rate);
                 before[node.next] = before[node.next].min(before[index] + time - rate * freed);
                 let others = before[index] + rates.to_come[node.next] + rates.owed[0];
-                let mut points: Vec<(usize, &Point)> = node.frontier.points().iter().enumerate().collect();
+                if !thin && !node.frontier.is_exact() {
+                    let slack = guess - others - (time - rate * freed);
+                    match Frontier::near(&node.candidate, rate, slack) {
+                        Some(policies) => _ = near.insert(index, policies),
+                        None => exact = false,
+                    }
+                }
+                let mut points: Vec<(usize, &Point)> = match near.get(&index) {
+                    Some(policies) => policies.iter().map(|(point, _)| point).enumerate().collect(),
+                    None => node.frontier.points().iter().enumerate().collect(),
+                };
                 points.retain(|(_, point)| others + reduced(point) <= guess);
                 if thin {
-                    thin_out(&mut points, FEW_POINTS, |(_, point)| (point.freed.0, reduced(point)));
+                    thin_out(&mut points, FEW_POINTS, |(_, point)| (self.freed(index, point), reduced(point)));
                 }
                 work += points.len() * here.len();
                 if !thin && work > MOST_WORK {
                     return Run::TooMuch;
                 }
+                // A policy that frees nothing is good for nothing where the node and all in it can be passed over.
+                let passing = here.partition_point(|pair| pair.freed >= self.to_skip_all[index]);
                 for (position, point) in points {
-                    for pair in &here {
-                        if pair.freed < self.to_choose[index] {
-                            break;
-                        }
-                        let (freed, time) = (pair.freed + point.freed.0, pair.time + point.time.0);
+                    let required = self.required(index, point.kept.0);
+                    let allowed = here.partition_point(|pair| pair.freed >= required);
+                    let gain = self.freed(index, point);
+                    let from = if gain <= 0 { passing.min(allowed) } else { 0 };
+                    for pair in &here[from..allowed] {
+                        let (freed, time) = (pair.freed + gain, pair.time + point.time.0);
                         if freed < self.after[index] || time + rates.bound(node.next, freed) > guess {
                             continue;
                         }
@@ -459,27 +549,31 @@ impl<'a> Case<'a> {
             pairs[index + 1].append(&mut here);
         }
         let last = pairs[nodes.len()].iter().min_by(|a, b| a.time.total_cmp(&b.time).then(b.freed.cmp(&a.freed)));
-        let Some(last) = last else { return Run::Nothing };
+        let Some(last) = last else { return Run::Nothing { exact } };
         let mut picks = Vec::new();
         let mut choice = last.choice;
         while choice != NO_CHOICE {
             let (earlier, node, point) = choices[choice as usize];
-            picks.push((node as usize, point as usize));
+            let (node, point) = (node as usize, point as usize);
+            picks.push(match near.get(&node) {
+                Some(policies) => Pick { node, policy: policies[point].0, saved: policies[point].1.clone() },
+                None => Pick::new(self.problem, node, self.problem.nodes[node].frontier.points()[point]),
+            });
             choice = earlier;
         }
         picks.reverse();
-        Run::Found { time: last.time, picks }
+        Run::Found { time: last.time, picks, exact }
     }
 }
 
 /// Keeps `most` of many: the range of bytes is cut into equal parts, and of each part the one with the least reduced time
 /// stays. The one with the most bytes always does.
-fn thin_out<T>(many: &mut Vec<T>, most: usize, place: impl Fn(&T) -> (u64, f64)) {
+fn thin_out<T>(many: &mut Vec<T>, most: usize, place: impl Fn(&T) -> (i64, f64)) {
     if many.len() <= most {
         return;
     }
     let bytes = |item: &T| place(item).0;
-    let (low, high) = many.iter().map(bytes).fold((u64::MAX, 0), |(low, high), at| (low.min(at), high.max(at)));
+    let (low, high) = many.iter().map(bytes).fold((i64::MAX, i64::MIN), |(low, high), at| (low.min(at), high.max(at)));
     let part = |item: &T| {
         let share = (bytes(item) - low) as f64 / (high - low).max(1) as f64;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a small number")]
@@ -500,6 +594,11 @@ fn thin_out<T>(many: &mut Vec<T>, most: usize, place: impl Fn(&T) -> (u64, f64))
         index += 1;
         kept.contains(&(index - 1))
     });
+}
+
+/// Bytes of a valid trace are far below 2^63.
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX / 4)
 }
 
 /// Sorts by bytes freed, the most first, and keeps those that take less time than all before.

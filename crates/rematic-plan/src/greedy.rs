@@ -4,8 +4,9 @@
 //! the most bytes per time of recomputation, until the replayed step fits.
 
 use rematic_trace::{Bytes, Millis};
+use rematic_tradeoff::Point;
 
-use crate::exact;
+use crate::exact::{self, Pick};
 use crate::planner::{Infeasible, Outcome, Solution};
 use crate::problem::Problem;
 
@@ -26,15 +27,19 @@ impl Problem<'_> {
                 .max_by(|(a, (_, rate_a)), (b, (_, rate_b))| rate_a.total_cmp(rate_b).then(b.cmp(a)));
             let Some((index, (policy, _))) = step else { break };
             policies[index] = Some(policy);
-            let chosen: Vec<(usize, usize)> =
-                outermost.iter().zip(&policies).filter_map(|(node, policy)| Some((*node, (*policy)?))).collect();
-            let freed: u64 =
-                chosen.iter().map(|(node, policy)| self.nodes[*node].frontier.points()[*policy].freed.0).sum();
+            let point = |node: usize, policy: usize| self.nodes[node].frontier.points()[policy];
+            let chosen: Vec<(usize, Point)> = outermost
+                .iter()
+                .zip(&policies)
+                .filter_map(|(node, policy)| Some((*node, point(*node, (*policy)?))))
+                .collect();
+            let freed: u64 = chosen.iter().map(|(_, policy)| policy.freed.0).sum();
             // No replay can say yes before enough is freed for the highest point.
             if self.baseline().peak.0.saturating_sub(freed) > budget.0 && best.is_some() {
                 continue;
             }
-            let checkpoints = exact::checkpoints(self, &chosen);
+            let picks: Vec<Pick> = chosen.into_iter().map(|(node, policy)| Pick::new(self, node, policy)).collect();
+            let checkpoints = exact::checkpoints(self, &picks);
             let replayed = self.replay(&checkpoints);
             let fits = replayed.peak <= budget;
             let solution = Solution { checkpoints, replayed, lower_bound: Millis(0.0) };

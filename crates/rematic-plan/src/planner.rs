@@ -3,7 +3,7 @@ use rematic_trace::{Bytes, Millis};
 
 use crate::enumeration::Enumeration;
 use crate::exact::{self, Pick, Relaxed, Tightening};
-use crate::problem::{Problem, Replayed};
+use crate::problem::{Limit, Problem, Replayed};
 
 /// What a planner says about a budget.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +35,7 @@ pub struct Infeasible {
 }
 
 /// Rounds of tightening before the planner aims lower than the budget.
-const ROUNDS: usize = 6;
+const ROUNDS: usize = 8;
 /// How much lower it aims then, one after the other, as shares of the budget.
 const LOWER_AIMS: [f64; 5] = [0.005, 0.01, 0.02, 0.04, 0.08];
 /// Times that differ by a smaller share are equal: the replay adds them in another order.
@@ -57,7 +57,10 @@ impl Problem<'_> {
         if least.replayed.peak > budget {
             return Outcome::Infeasible(Infeasible { least });
         }
-        Outcome::Planned(least)
+        // Its bound is that of a smaller budget.
+        let relaxed = exact::solve(self, budget.0, &Tightening::none(self));
+        let lower_bound = Millis(relaxed.map_or(0.0, |relaxed| relaxed.lower_bound).min(least.replayed.recompute.0));
+        Outcome::Planned(Solution { lower_bound, ..least })
     }
 
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
@@ -69,11 +72,11 @@ impl Problem<'_> {
             return Some(Solution { checkpoints, replayed, lower_bound });
         }
         let relaxed = exact::solve(self, budget.0, &Tightening::none(self))?;
-        let lower_bound = Millis(relaxed.lower_bound);
+        let (lower_bound, aimed) = (Millis(relaxed.lower_bound), relaxed.time);
         let promise = |(checkpoints, replayed)| Solution { checkpoints, replayed, lower_bound };
         // The best of several aims: a tightened model may overshoot, and the solution for a lower aim be better.
         let mut best = self.tightened(budget, budget, relaxed);
-        if best.as_ref().is_some_and(|(_, found)| found.recompute.0 <= lower_bound.0 * (1.0 + SAME)) {
+        if best.as_ref().is_some_and(|(_, found)| found.recompute.0 <= aimed * (1.0 + SAME)) {
             return best.map(promise);
         }
         for share in LOWER_AIMS {
@@ -111,30 +114,41 @@ impl Problem<'_> {
     fn tighten(&self, aim: Bytes, picks: &[Pick], checkpoints: &[Checkpoint], tightening: &mut Tightening) -> Replayed {
         // What the picks that end up to each one free together.
         let mut freed = vec![0];
-        for &(node, point) in picks {
-            freed.push(freed[freed.len() - 1] + self.nodes[node].frontier.points()[point].freed.0);
+        for pick in picks {
+            freed.push(freed[freed.len() - 1] + pick.policy.freed.0);
         }
-        let freed_before =
-            |position: usize| freed[picks.partition_point(|(node, _)| self.nodes[*node].end <= position)];
+        let freed_before = |position: usize| freed[picks.partition_point(|pick| self.nodes[pick.node].end <= position)];
         let node_of = |op: usize| {
-            let at = picks.partition_point(|(node, _)| self.nodes[*node].end <= op);
-            picks.get(at).map(|(node, _)| *node).filter(|node| self.nodes[*node].start <= op)
+            let at = picks.partition_point(|pick| self.nodes[pick.node].end <= op);
+            picks.get(at).filter(|pick| self.nodes[pick.node].start <= op)
         };
         self.replay_watched(checkpoints, |ran, total| {
             if total <= aim.0 {
                 return;
             }
             let (model, slot) = match node_of(ran.op.index()) {
-                Some(node) => {
-                    let before = freed_before(self.nodes[node].start);
-                    (self.nodes[node].rebuilding().saturating_sub(before), &mut tightening.own[node])
+                Some(pick) => {
+                    let node = &self.nodes[pick.node];
+                    let before = freed_before(node.start);
+                    if ran.again {
+                        (node.rebuilding().saturating_sub(before), &mut tightening.own[pick.node])
+                    } else {
+                        let with =
+                            (node.own_forward_with + pick.policy.kept.0).saturating_sub(node.candidate.droppable.0);
+                        (with.saturating_sub(before), &mut tightening.keep[pick.node])
+                    }
                 }
-                None => {
-                    let rank = self.rank_of_op[ran.op.index()] as usize;
-                    let ceiling = self.ceilings[rank].forward.max(self.ceilings[rank].backward);
-                    let before = rank.checked_sub(1).map_or(0, |end| freed_before(self.ends[end]));
-                    (ceiling.saturating_sub(before), &mut tightening.ceilings[rank])
-                }
+                None => match self.limit_of_op[ran.op.index()] {
+                    Limit::First(node) => {
+                        let before = freed_before(self.nodes[node].start);
+                        (self.nodes[node].first_forward.saturating_sub(before), &mut tightening.first[node])
+                    }
+                    Limit::Ceiling(rank) => {
+                        let ceiling = self.ceilings[rank].forward.max(self.ceilings[rank].backward);
+                        let before = rank.checked_sub(1).map_or(0, |end| freed_before(self.ends[end]));
+                        (ceiling.saturating_sub(before), &mut tightening.ceilings[rank])
+                    }
+                },
             };
             *slot = (*slot).max(total.saturating_sub(model));
         })

@@ -40,6 +40,8 @@ pub(crate) struct Node {
     pub(crate) next: usize,
     pub(crate) candidate: Rc<Candidate>,
     pub(crate) frontier: Rc<Frontier>,
+    /// Whether no region that ends with it or later is rebuilt after it.
+    pub(crate) rebuilt_last: bool,
     /// Bytes in use just before its recomputation begins, in the plain step.
     pub(crate) before_trigger: u64,
     /// Position of the event from which on it has freed what its policy says.
@@ -50,7 +52,8 @@ pub(crate) struct Node {
     pub(crate) own_forward: u64,
     /// The same, with what its policy frees between forward and backward still to be taken off.
     pub(crate) own_forward_with: u64,
-    /// The highest plain total of the moments of which it is the innermost region and before which no region has ended.
+    /// The highest plain total of the moments of which it is the innermost region and before which nothing inside it has
+    /// ended.
     pub(crate) first_forward: u64,
 }
 
@@ -72,6 +75,15 @@ pub(crate) struct Ceiling {
     pub(crate) backward: u64,
 }
 
+/// What limits a moment if no region around it is chosen.
+#[derive(Clone, Copy)]
+pub(crate) enum Limit {
+    /// [`Node::first_forward`] of a node.
+    First(usize),
+    /// The ceiling of a rank.
+    Ceiling(usize),
+}
+
 /// A step with everything that planning needs to know about it.
 pub struct Problem<'a> {
     pub(crate) trace: &'a StepTrace,
@@ -83,8 +95,8 @@ pub struct Problem<'a> {
     pub(crate) ends: Vec<usize>,
     /// By number of ends that lie before.
     pub(crate) ceilings: Vec<Ceiling>,
-    /// For every operator, the ceiling that the moment after it belongs to.
-    pub(crate) rank_of_op: Vec<u32>,
+    /// For every operator, what limits the moment after it if no region around it is chosen.
+    pub(crate) limit_of_op: Vec<Limit>,
     world_size: u64,
     ledger: Ledger,
     baseline: Replayed,
@@ -137,7 +149,7 @@ impl<'a> Problem<'a> {
         let mut ends: Vec<usize> = nodes.iter().map(|node| node.end).collect();
         ends.sort_unstable();
         ends.dedup();
-        let (ceilings, rank_of_op) = ceilings(trace, &regions, &ledger, &mut nodes, &ends);
+        let (ceilings, limit_of_op) = ceilings(trace, &regions, &ledger, &mut nodes, &ends);
         let ledger = ledger.with_copies();
         let mut problem = Problem {
             trace,
@@ -146,7 +158,7 @@ impl<'a> Problem<'a> {
             nodes,
             ends,
             ceilings,
-            rank_of_op,
+            limit_of_op,
             world_size: limits.world_size,
             ledger,
             baseline: Replayed {
@@ -288,6 +300,7 @@ fn nodes(
             next: 0,
             candidate,
             frontier,
+            rebuilt_last: true,
             before_trigger: 0,
             settled,
             forward_after: 0,
@@ -301,6 +314,16 @@ fn nodes(
         nodes[index].next = index + nodes[index..].partition_point(|node| node.start < end);
         // An empty region would stand in its own way.
         nodes[index].next = nodes[index].next.max(index + 1);
+    }
+    let mut by_end: Vec<usize> = (0..nodes.len()).collect();
+    by_end.sort_unstable_by_key(|&index| std::cmp::Reverse(nodes[index].end));
+    let mut last_trigger = 0;
+    for same_end in by_end.chunk_by(|&a, &b| nodes[a].end == nodes[b].end).map(<[usize]>::to_vec).collect::<Vec<_>>() {
+        let trigger = |index: &usize| regions.all()[nodes[*index].region].trigger;
+        last_trigger = same_end.iter().map(trigger).fold(last_trigger, usize::max);
+        for index in same_end {
+            nodes[index].rebuilt_last = regions.all()[nodes[index].region].trigger >= last_trigger;
+        }
     }
     nodes
 }
@@ -325,9 +348,10 @@ fn ceilings(
     ledger: &Ledger,
     nodes: &mut [Node],
     ends: &[usize],
-) -> (Vec<Ceiling>, Vec<u32>) {
+) -> (Vec<Ceiling>, Vec<Limit>) {
     let mut ledger = ledger.clone();
-    let mut rank_of_op = vec![0; trace.ops().len()];
+    let innermost = innermost(nodes, trace.ops().len());
+    let mut limit_of_op = vec![Limit::Ceiling(0); trace.ops().len()];
     let mut ceilings = vec![Ceiling::default(); ends.len() + 1];
     ceilings[0].forward = ledger.snapshot().total().0;
     let mut by_trigger: Vec<(usize, usize)> =
@@ -368,12 +392,13 @@ fn ceilings(
             dropped.pop();
         }
         let rank = dropped.peek().map_or(0, |(end, _)| ends.partition_point(|other| other <= end));
-        rank_of_op[op.index()] = u32::try_from(rank).unwrap_or(0);
         let total = ledger.snapshot().total().0;
+        limit_of_op[op.index()] = Limit::Ceiling(rank);
         let ceiling = &mut ceilings[rank];
         let forward = trace.op(op).phase == Phase::Forward;
-        let first_inside = if forward && rank == 0 { innermost_of(nodes, op) } else { None };
-        if let Some(node) = first_inside {
+        let begins = |node: &usize| rank.checked_sub(1).is_none_or(|last| ends[last] <= nodes[*node].start);
+        if let Some(node) = innermost[op.index()].filter(begins).filter(|_| forward) {
+            limit_of_op[op.index()] = Limit::First(node);
             nodes[node].first_forward = nodes[node].first_forward.max(total);
         } else if forward {
             ceiling.forward = ceiling.forward.max(total);
@@ -390,11 +415,15 @@ fn ceilings(
             nodes[index].forward_after = nodes[index].forward_after.max(nodes[around].forward_after);
         }
     }
-    (ceilings, rank_of_op)
+    (ceilings, limit_of_op)
 }
 
-/// The last node whose forward contains an operator.
-fn innermost_of(nodes: &[Node], op: OpId) -> Option<usize> {
-    let behind = nodes.partition_point(|node| node.start <= op.index());
-    nodes[..behind].iter().rposition(|node| op.index() < node.end)
+/// For every operator, the innermost node that contains it.
+fn innermost(nodes: &[Node], ops: usize) -> Vec<Option<usize>> {
+    let mut innermost = vec![None; ops];
+    for (index, node) in nodes.iter().enumerate() {
+        // Inner ones come later and overwrite.
+        innermost[node.start..node.end].fill(Some(index));
+    }
+    innermost
 }

@@ -77,7 +77,10 @@ pub struct Candidates<'a> {
     trace: &'a StepTrace,
     ledger: &'a Ledger,
     costs: &'a Costs,
+    regions: &'a Regions,
     lifetimes: Lifetimes,
+    /// Positions of the events with which modules return.
+    exits: Vec<usize>,
     /// Storages that regions beside each other read: which of them keeps one is not known before the plan is.
     shared: Vec<bool>,
     /// Holds per storage, while a region is run through; zero in between.
@@ -87,7 +90,7 @@ pub struct Candidates<'a> {
 impl<'a> Candidates<'a> {
     /// `ledger` tells the size of storages, `costs` how long operators take.
     #[must_use]
-    pub fn new(trace: &'a StepTrace, regions: &Regions, ledger: &'a Ledger, costs: &'a Costs) -> Self {
+    pub fn new(trace: &'a StepTrace, regions: &'a Regions, ledger: &'a Ledger, costs: &'a Costs) -> Self {
         let count = trace.storages().len();
         let mut shared = vec![false; count];
         let mut last_reader_ends = vec![usize::MAX; count];
@@ -97,15 +100,41 @@ impl<'a> Candidates<'a> {
                 shared[input.index()] |= ends <= region.ops.start;
             }
         }
-        Candidates { trace, ledger, costs, lifetimes: Lifetimes::new(trace), shared, holds: vec![0; count] }
+        let is_exit = |event: &Event| matches!(event, Event::Exit(_));
+        let exits = trace.events().iter().enumerate().filter(|(_, event)| is_exit(event)).map(|(at, _)| at).collect();
+        let (lifetimes, holds) = (Lifetimes::new(trace), vec![0; count]);
+        Candidates { trace, ledger, costs, regions, lifetimes, exits, shared, holds }
+    }
+
+    fn inside<'b>(&'b self, region: &'b Region) -> Inside<'b> {
+        let next = self.exits.partition_point(|exit| *exit <= region.events.end);
+        let next_exit = self.exits.get(next).copied().unwrap_or(usize::MAX).min(region.trigger);
+        Inside { trace: self.trace, region, lifetimes: &self.lifetimes, next_exit }
+    }
+
+    /// Whether a region that ends before this one counts what keeping the storage costs. If both are checkpointed it must
+    /// not count twice.
+    fn counted_before(&self, region: &Region, storage: StorageId) -> bool {
+        let birth = self.trace.storages()[storage.index()].birth;
+        let mut maker = birth.and_then(|birth| self.regions.innermost(birth));
+        while let Some(index) = maker {
+            let other = &self.regions.all()[index];
+            if other.ops.end > region.ops.start {
+                return false;
+            }
+            let inside = self.inside(other);
+            if inside.released(storage) < inside.next_exit {
+                return true;
+            }
+            maker = other.parent;
+        }
+        false
     }
 
     /// Looks at one region, in time linear in its events.
     pub fn candidate(&mut self, region: &Region) -> Candidate {
-        let events = &self.trace.events()[region.events.end + 1..];
-        let to_exit = events.iter().position(|event| matches!(event, Event::Exit(_))).unwrap_or(events.len());
-        let next_exit = (region.events.end + 1 + to_exit).min(region.trigger);
-        let inside = Inside { trace: self.trace, region, lifetimes: &self.lifetimes, next_exit };
+        let mut holds = std::mem::take(&mut self.holds);
+        let inside = self.inside(region);
         let mut fixed_time = Millis(0.0);
         let mut items = Vec::new();
         let mut always_saved = Vec::new();
@@ -145,7 +174,7 @@ impl<'a> Candidates<'a> {
         for &input in region.inputs.iter().filter(|input| !self.shared[input.index()]) {
             let needed_inside = self.lifetimes.savers(input).iter().any(|op| region.contains(*op));
             let released = inside.released(input);
-            if !needed_inside && released < inside.next_exit {
+            if !needed_inside && released < inside.next_exit && !self.counted_before(region, input) {
                 kept_inputs += self.ledger.footprint(input);
                 settled = settled.max(released);
             }
@@ -156,7 +185,8 @@ impl<'a> Candidates<'a> {
         for &op in items.iter().flat_map(|item| &item.ops).chain(&always_saved) {
             savable[op] = true;
         }
-        let rebuilt = inside.rebuilt(self.ledger, &savable, &mut self.holds);
+        let rebuilt = inside.rebuilt(self.ledger, &savable, &mut holds);
+        self.holds = holds;
         Candidate { held_by_autograd, kept_inputs, droppable, fixed_time, items, always_saved, rebuilt, settled }
     }
 }
@@ -166,32 +196,32 @@ impl Candidates<'_> {
     /// most that any policy frees there, and with how much more than between forward and backward that may be, for every
     /// policy. The latter counts what is not yet made as if it were saved.
     pub fn own_forward(&self, region: &Region, candidate: &Candidate, mut note: impl FnMut(OpId, u64, i64)) {
-        let events = &self.trace.events()[region.events.end + 1..];
-        let to_exit = events.iter().position(|event| matches!(event, Event::Exit(_))).unwrap_or(events.len());
-        let next_exit = (region.events.end + 1 + to_exit).min(region.trigger);
-        let inside = Inside { trace: self.trace, region, lifetimes: &self.lifetimes, next_exit };
+        let inside = self.inside(region);
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let mut counted: HashMap<StorageId, u64> = HashMap::new();
         for op in candidate.items.iter().flat_map(|item| &item.ops) {
             for storage in births(self.trace, OpId::new(region.ops.start + op)) {
-                if inside.released(storage) < next_exit {
+                if inside.released(storage) < inside.next_exit {
                     counted.insert(storage, self.ledger.footprint(storage).0);
                 }
             }
         }
         let kept: u64 = counted.values().sum();
-        let (mut alone, mut alone_counted) = (0, 0);
+        // Held by autograd alone, and counted as kept, so far.
+        let (mut alone, mut in_cache) = (0, 0);
         let mut saved: HashSet<StorageId> = HashSet::new();
         for &event in &self.trace.events()[region.events.clone()] {
             match event {
                 Event::Op(op) => {
                     let tensors = self.trace.saves(self.trace.op(op)).iter().map(|tensor| tensor.storage);
                     saved.extend(tensors.filter(|storage| inside.born_inside(*storage)));
-                    note(op, alone, signed(alone) - signed(candidate.droppable.0) + signed(kept - alone_counted));
+                    note(op, alone, signed(alone) - signed(candidate.droppable.0) + signed(kept - in_cache));
                 }
-                Event::Drop(storage) if saved.contains(&storage) => {
-                    alone += self.ledger.footprint(storage).0;
-                    alone_counted += counted.get(&storage).copied().unwrap_or(0);
+                Event::Drop(storage) => {
+                    if saved.contains(&storage) {
+                        alone += self.ledger.footprint(storage).0;
+                    }
+                    in_cache += counted.get(&storage).copied().unwrap_or(0);
                 }
                 _ => {}
             }
@@ -295,7 +325,9 @@ impl Inside<'_> {
                     if !savable[op.index() - self.region.ops.start] {
                         most = most.max(now);
                     }
-                    for tensor in self.trace.saves(self.trace.op(op)) {
+                    // What was thrown away before is not waited for.
+                    let waiting = self.lifetimes.returned(op) >= self.region.trigger;
+                    for tensor in self.trace.saves(self.trace.op(op)).iter().filter(|_| waiting) {
                         if made_anew(tensor.storage) {
                             holds[tensor.storage.index()] += 1;
                         }

@@ -4,13 +4,17 @@ use crate::{Candidate, Item};
 
 /// More undominated policies than this are not kept one by one: see [`Frontier::is_exact`].
 const MOST_POINTS: usize = 3000;
+/// More policies than this near a rate are too many.
+const MOST_NEAR: usize = 400;
 /// Regions with more items than this (whole models) get only the policies on the hull.
 const MOST_ITEMS: usize = 96;
 
 /// One policy of a region: what it frees between forward and backward, and what recomputation takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Bytes freed.
+    /// Bytes that it keeps between forward and backward.
+    pub kept: Bytes,
+    /// Bytes that it frees: what can be dropped, less what it keeps. Nothing if it keeps more.
     pub freed: Bytes,
     /// Time of recomputation.
     pub time: Millis,
@@ -64,16 +68,10 @@ impl Frontier {
         });
         for index in order {
             let item = &candidate.items[index];
-            // Keeping more than can be dropped frees nothing.
-            let most = candidate.droppable.0;
-            let mut with: Vec<(u64, f64, u32)> = Vec::with_capacity(list.len());
-            for &(bytes, gain, choice) in &list {
-                let kept = bytes.saturating_add(item.bytes.0);
-                if kept > most {
-                    break;
-                }
-                with.push((kept, gain + item.time.0, choice));
-            }
+            let with: Vec<(u64, f64, u32)> = list
+                .iter()
+                .map(|&(bytes, gain, choice)| (bytes.saturating_add(item.bytes.0), gain + item.time.0, choice))
+                .collect();
             list = frontier.merge(list, &with, index);
             if list.len() > MOST_POINTS {
                 frontier.exact = false;
@@ -84,6 +82,7 @@ impl Frontier {
         frontier.points = list
             .into_iter()
             .map(|(kept, gain, choice)| Point {
+                kept: Bytes(kept),
                 freed: candidate.droppable.saturating_sub(Bytes(kept)),
                 time: Millis((all - gain).max(0.0)),
                 choice,
@@ -123,9 +122,8 @@ impl Frontier {
             let saved = order.len() - dropped;
             let choice = saved.checked_sub(1).map_or(NO_CHOICE, |last| u32::try_from(last).unwrap_or(NO_CHOICE));
             let kept: u64 = order[dropped..].iter().map(|&item| candidate.items[item].bytes.0).sum();
-            if let Some(freed) = candidate.droppable.0.checked_sub(kept) {
-                self.points.push(Point { freed: Bytes(freed), time: Millis(self.hull[dropped].time), choice });
-            }
+            let (kept, freed) = (Bytes(kept), candidate.droppable.saturating_sub(Bytes(kept)));
+            self.points.push(Point { kept, freed, time: Millis(self.hull[dropped].time), choice });
         }
     }
 
@@ -158,7 +156,81 @@ impl Frontier {
         merged
     }
 
-    /// The policies, the one that frees least first; time rises with what is freed.
+    /// All undominated policies whose `time - rate * freed` is at most `slack` above the least there is, the one that keeps
+    /// most first, each with the items that it saves; `None` if there are too many.
+    ///
+    /// At a rate every item has a side, saved or recomputed, that is cheaper; a policy is dearer than the least by the sum
+    /// of the differences of its items that lie on the other side. So few of them do that even a region with very many
+    /// items has few such policies.
+    #[must_use]
+    pub fn near(candidate: &Candidate, rate: f64, slack: f64) -> Option<Vec<(Point, Vec<usize>)>> {
+        let is_saved = |item: &Item| item.time.0 > rate * item.bytes.0 as f64;
+        let difference = |item: &Item| (item.time.0 - rate * item.bytes.0 as f64).abs();
+        let (mut kept, mut time) = (0_i64, candidate.fixed_time.0);
+        for item in &candidate.items {
+            if is_saved(item) { kept += signed(item.bytes.0) } else { time += item.time.0 }
+        }
+        let least = time + rate * kept as f64;
+        let mut movable: Vec<usize> =
+            (0..candidate.items.len()).filter(|&index| difference(&candidate.items[index]) <= slack).collect();
+        movable.sort_by(|&a, &b| {
+            difference(&candidate.items[b]).total_cmp(&difference(&candidate.items[a])).then(a.cmp(&b))
+        });
+        // Moved item and the moves before it.
+        let mut moves: Vec<(usize, u32)> = Vec::new();
+        let mut list = vec![(kept, time, NO_CHOICE)];
+        for index in movable {
+            let item = &candidate.items[index];
+            let sign = if is_saved(item) { -1 } else { 1 };
+            let (bytes, more) = (sign * signed(item.bytes.0), -(sign as f64) * item.time.0);
+            let moved: Vec<(i64, f64, u32)> = list
+                .iter()
+                .map(|&(kept, time, before)| (kept + bytes, time + more, before))
+                .filter(|&(kept, time, _)| time + rate * kept as f64 <= least + slack)
+                .collect();
+            let mut merged: Vec<(i64, f64, u32)> = Vec::with_capacity(list.len() + moved.len());
+            let (mut left, mut right) = (list.into_iter().peekable(), moved.into_iter().peekable());
+            loop {
+                let from_left = match (left.peek(), right.peek()) {
+                    (None, None) => break,
+                    (Some(_), None) => true,
+                    (None, Some(_)) => false,
+                    (Some(a), Some(b)) => a.0 < b.0 || a.0 == b.0 && a.1 <= b.1,
+                };
+                let Some((kept, time, before)) = (if from_left { left.next() } else { right.next() }) else { break };
+                if merged.last().is_some_and(|last| time >= last.1) {
+                    continue;
+                }
+                let choice = if from_left {
+                    before
+                } else {
+                    moves.push((index, before));
+                    u32::try_from(moves.len() - 1).unwrap_or(NO_CHOICE)
+                };
+                merged.push((kept, time, choice));
+            }
+            list = merged;
+            if list.len() > MOST_NEAR {
+                return None;
+            }
+        }
+        let policy = |(kept, time, mut choice): (i64, f64, u32)| {
+            let mut saved: Vec<bool> = candidate.items.iter().map(is_saved).collect();
+            while choice != NO_CHOICE {
+                let (item, before) = moves[choice as usize];
+                saved[item] = !saved[item];
+                choice = before;
+            }
+            let kept = Bytes(u64::try_from(kept).unwrap_or(0));
+            let point =
+                Point { kept, freed: candidate.droppable.saturating_sub(kept), time: Millis(time.max(0.0)), choice };
+            (point, (0..saved.len()).filter(|&item| saved[item]).collect())
+        };
+        Some(list.into_iter().rev().map(policy).collect())
+    }
+
+    /// The policies, the one that keeps most first; time rises with what is freed. Those that keep more than can be dropped
+    /// free nothing between forward and backward, and still shorten lives within the region's own forward.
     #[must_use]
     pub fn points(&self) -> &[Point] {
         &self.points
@@ -212,6 +284,10 @@ fn cheapest_first(candidate: &Candidate) -> Vec<usize> {
     order
 }
 
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
 /// Keeps every other point, and the first and the last.
 fn thin(list: &mut Vec<(u64, f64, u32)>) {
     let last = list.len() - 1;
@@ -250,29 +326,48 @@ mod tests {
         let frontier = Frontier::new(&candidate);
         assert!(frontier.is_exact());
         let mut all: Vec<(u64, f64)> = (0..1 << items.len())
-            .filter_map(|saved: u32| {
+            .map(|saved: u32| {
                 let is_saved = |index: usize| saved >> index & 1 == 1;
                 let kept: u64 = items.iter().enumerate().filter(|(i, _)| is_saved(*i)).map(|(_, item)| item.0).sum();
                 let time: f64 = items.iter().enumerate().filter(|(i, _)| !is_saved(*i)).map(|(_, item)| item.1).sum();
-                (kept <= 100).then(|| (100 - kept, time + 0.5))
+                (kept, time + 0.5)
             })
             .collect();
-        all.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.total_cmp(&b.1)));
+        all.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let mut best = Vec::new();
-        for (freed, time) in all {
+        for (kept, time) in all {
             if best.last().is_none_or(|&(_, least): &(u64, f64)| time < least - 1e-12) {
-                best.push((freed, time));
+                best.push((kept, time));
             }
         }
         best.reverse();
-        let found: Vec<(u64, f64)> = frontier.points().iter().map(|point| (point.freed.0, point.time.0)).collect();
+        let found: Vec<(u64, f64)> = frontier.points().iter().map(|point| (point.kept.0, point.time.0)).collect();
         assert_eq!(found.len(), best.len());
         for (found, expected) in found.iter().zip(&best) {
             assert!(found.0 == expected.0 && (found.1 - expected.1).abs() < 1e-9, "{found:?} {expected:?}");
         }
         for point in frontier.points() {
             let kept: u64 = frontier.saved_items(point).iter().map(|&item| items[item].0).sum();
-            assert_eq!(point.freed.0, 100 - kept);
+            assert_eq!((point.kept.0, point.freed.0), (kept, 100_u64.saturating_sub(kept)));
+        }
+    }
+
+    #[test]
+    fn policies_near_a_rate_are_those_of_the_frontier() {
+        let candidate = candidate(100, &[(30, 3.0), (10, 2.0), (25, 1.0), (10, 0.5), (7, 4.0), (40, 0.1), (30, 3.0)]);
+        let frontier = Frontier::new(&candidate);
+        for (rate, slack) in [(0.0, 1.0), (0.05, 0.5), (0.05, 3.0), (0.1, 2.0), (0.2, 1.5), (1.0, 100.0)] {
+            let reduced = |point: &Point| point.time.0 + rate * point.kept.0 as f64;
+            let least = frontier.points().iter().map(reduced).fold(f64::INFINITY, f64::min);
+            let expected: Vec<&Point> =
+                frontier.points().iter().filter(|point| reduced(point) <= least + slack - 1e-9).collect();
+            let found = Frontier::near(&candidate, rate, slack - 1e-9).unwrap();
+            assert_eq!(found.len(), expected.len(), "{rate} {slack}");
+            for ((point, saved), expected) in found.iter().zip(expected) {
+                assert!(point.kept == expected.kept && (point.time.0 - expected.time.0).abs() < 1e-9);
+                let kept: u64 = saved.iter().map(|&item| candidate.items[item].bytes.0).sum();
+                assert_eq!(kept, point.kept.0);
+            }
         }
     }
 

@@ -7,6 +7,8 @@ pub struct Lifetimes {
     dropped: Vec<usize>,
     /// Position of the event that ends an operator's backward; past the end if there is none.
     unsaved: Vec<usize>,
+    /// Position of the first event that says that an operator's backward function has returned; past the end if none does.
+    returned: Vec<usize>,
     /// The operators that save each storage, all in one list.
     savers: Vec<OpId>,
     /// Where a storage's savers begin in that list.
@@ -20,10 +22,15 @@ impl Lifetimes {
         let end = trace.events().len();
         let mut dropped = vec![end; trace.storages().len()];
         let mut unsaved = vec![end; trace.ops().len()];
+        let mut returned = vec![end; trace.ops().len()];
         for (position, &event) in trace.events().iter().enumerate() {
             match event {
                 Event::Drop(storage) => dropped[storage.index()] = position,
-                Event::Unsave(op) => unsaved[op.index()] = position,
+                Event::Unsave(op) => {
+                    unsaved[op.index()] = position;
+                    returned[op.index()] = returned[op.index()].min(position);
+                }
+                Event::Return(op) => returned[op.index()] = returned[op.index()].min(position),
                 _ => {}
             }
         }
@@ -45,7 +52,7 @@ impl Lifetimes {
                 *slot += 1;
             }
         }
-        Lifetimes { dropped, unsaved, savers, first_saver }
+        Lifetimes { dropped, unsaved, returned, savers, first_saver }
     }
 
     /// Position of the event that drops a storage's last ordinary reference.
@@ -58,6 +65,12 @@ impl Lifetimes {
     #[must_use]
     pub fn unsaved(&self, op: OpId) -> usize {
         self.unsaved[op.index()]
+    }
+
+    /// Position of the event after which an operator's backward reads nothing any more.
+    #[must_use]
+    pub fn returned(&self, op: OpId) -> usize {
+        self.returned[op.index()]
     }
 
     /// The operators that save a storage, with repetition.
