@@ -16,6 +16,7 @@ mod milp;
 mod planner;
 mod policy;
 mod problem;
+mod selection;
 mod stats;
 
 pub use document::{Choice, DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlannedOp, PlannedRegion};
@@ -24,5 +25,5 @@ pub use graph::{GraphModule, GraphTradeoff, ModuleGraph};
 pub use milp::{MilpChoice, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, milp};
 pub use planner::{Infeasible, Outcome, Solution};
 pub use policy::{Decision, optimal_policy};
-pub use problem::{Limits, LimitsError, Problem, Replayed};
+pub use problem::{Limits, Problem, Replayed};
 pub use stats::{Baseline, ModuleStats, StepStats};

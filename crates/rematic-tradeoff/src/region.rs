@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use rematic_cost::Costs;
 use rematic_memory::Allocator;
-use rematic_trace::{Bytes, CallId, Event, Millis, ModuleId, Op, Phase, StepTrace, StorageId};
+use rematic_trace::{Bytes, CallId, Event, Millis, ModuleId, Op, OpId, Phase, StepTrace, StorageId};
 
 use crate::SacStats;
 
@@ -79,6 +79,15 @@ impl Region {
         }
         // Calls are numbered in the order in which they begin.
         regions.into_iter().flatten().collect()
+    }
+
+    /// The operators that a policy decides about, in the order of [`SacStats`].
+    pub fn decided_ops<'a>(&self, trace: &'a StepTrace) -> impl Iterator<Item = OpId> + use<'a> {
+        let ops = self.ops.clone().map(OpId::new);
+        ops.filter(|&op| {
+            let op = trace.op(op);
+            op.phase == Phase::Forward && !ALWAYS_SKIPPED.contains(&trace.op_name(op))
+        })
     }
 }
 
