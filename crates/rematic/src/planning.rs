@@ -31,10 +31,10 @@ impl Planned {
         Ok(Planned { trace, device, costs })
     }
 
-    fn problem(&self, arguments: &LimitArguments) -> Result<Problem<'_>, Failure> {
+    fn problem(&self, arguments: &LimitArguments, world_size: u64) -> Result<Problem<'_>, Failure> {
         let limits = Limits {
             allocator: arguments.step.allocator.into(),
-            world_size: arguments.world_size.into(),
+            world_size,
             only: arguments.only.clone(),
             never: arguments.never.clone(),
             whole: arguments.whole,
@@ -59,9 +59,10 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<Answer, Failure> {
             arguments.budget, step.device.product, step.device.memory
         ));
     }
-    let problem = step.problem(&arguments.limits)?;
+    let world_size = arguments.limits.world_size.unwrap_or(1);
+    let problem = step.problem(&arguments.limits, world_size.into())?;
     if arguments.planner == PlannerName::Milp {
-        return torch_plan(arguments, &step, &problem);
+        return torch_plan(arguments, &step, &problem, world_size);
     }
     let outcome = match arguments.planner {
         PlannerName::Greedy => problem.greedy(arguments.budget),
@@ -124,7 +125,12 @@ fn answer(arguments: &PlanArguments, report: &PlanReport<'_>, code: u8) -> Resul
 }
 
 /// Torch's `sac_milp`: it plans by its own idea of the peak; the replay then says what the plan does.
-fn torch_plan(arguments: &PlanArguments, step: &Planned, problem: &Problem<'_>) -> Result<Answer, Failure> {
+fn torch_plan(
+    arguments: &PlanArguments,
+    step: &Planned,
+    problem: &Problem<'_>,
+    world_size: u32,
+) -> Result<Answer, Failure> {
     let (trace, limits) = (&step.trace, &arguments.limits);
     if limits.whole {
         return Err(Error::WholeMilp.into());
@@ -137,7 +143,7 @@ fn torch_plan(arguments: &PlanArguments, step: &Planned, problem: &Problem<'_>) 
     let tradeoffs = Tradeoffs::new(trace, &step.costs, rounding).map_err(Error::from)?;
     let graph = ModuleGraph::new(trace, &stats, &tradeoffs);
     let mut options = MilpOptions::new(arguments.budget);
-    options.world_size = limits.world_size;
+    options.world_size = world_size;
     options.ac_units = (!limits.only.is_empty() || !limits.never.is_empty()).then(|| problem.checkpointable());
     options.gap = arguments.gap;
     options.time_limit = arguments.time_limit.map(Duration::from_secs).or(options.time_limit);
@@ -159,7 +165,7 @@ fn torch_plan(arguments: &PlanArguments, step: &Planned, problem: &Problem<'_>) 
     let report = rematic::MilpReport {
         trace,
         budget: arguments.budget,
-        baseline: graph.peak(limits.world_size),
+        baseline: graph.peak(world_size),
         step: step.costs.step().time,
         outcome: &outcome,
         replayed_baseline: problem.baseline(),
@@ -172,7 +178,7 @@ fn torch_plan(arguments: &PlanArguments, step: &Planned, problem: &Problem<'_>) 
 
 pub(crate) fn curve(arguments: &CurveArguments) -> Result<Answer, Failure> {
     let step = Planned::new(&arguments.limits.step)?;
-    let problem = step.problem(&arguments.limits)?;
+    let problem = step.problem(&arguments.limits, arguments.limits.world_size.unwrap_or(1).into())?;
     let points = problem.curve(arguments.points as usize);
     let points: Vec<CurvePoint> = points
         .into_iter()
@@ -191,10 +197,12 @@ pub(crate) fn curve(arguments: &CurveArguments) -> Result<Answer, Failure> {
 pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
     let step = Planned::new(&arguments.limits.step)?;
     let document = PlanDocument::read(&arguments.plan).map_err(Error::from)?;
-    let problem = step.problem(&arguments.limits)?;
+    let world_size = arguments.limits.world_size.map_or(document.world_size, u64::from);
+    let problem = step.problem(&arguments.limits, world_size)?;
     let checkpoints = document.checkpoints(&step.trace, problem.regions()).map_err(Error::from)?;
     let replayed = problem.replay(&checkpoints);
     let document = PlanDocument {
+        world_size,
         peak_bytes: replayed.peak,
         recompute_ms: replayed.recompute,
         baseline_peak_bytes: problem.baseline().peak,
