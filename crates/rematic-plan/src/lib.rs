@@ -5,6 +5,7 @@
 //!
 //! Two of torch's planners have their equal here: [`optimal_policy`] (`get_optimal_checkpointing_policy_per_module`) says
 //! which operators of one region to save, and [`milp()`] (`sac_milp`) which modules of a [`ModuleGraph`] to checkpoint.
+//! [`Problem::replay_milp`] puts the two together, and says what the replay says.
 
 mod document;
 mod enumeration;

@@ -60,6 +60,45 @@ fn whole_plans_are_replayed_to_what_they_promise() {
     }
 }
 
+/// What a replay says is not what the plan promised, if the step is spread over fewer devices.
+#[test]
+fn plans_that_do_not_fit_here_say_so() {
+    let path = PLANS.path().join("exact");
+    let arguments = [replay(&SMALL, &path), vec![OsStr::new("--world-size"), OsStr::new("1")]].concat();
+    let ran = run(&arguments);
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert!(ran.stdout.contains("\nDoes not fit with this plan, by "), "{}", ran.stdout);
+    let ran = run(&[arguments, vec![OsStr::new("--json")]].concat());
+    let replayed = &serde_json::from_str::<Value>(&ran.stdout).unwrap()["replayed"];
+    assert_eq!(replayed["within_budget"], json!(false));
+    assert!(replayed["peak_bytes"].as_u64() > plan("exact")["budget_bytes"].as_u64());
+}
+
+/// What is printed as JSON has the decisions of the file, and says what the replay says, above the budget or not.
+#[test]
+fn the_planner_milp_prints_its_decisions() {
+    for (budget, within) in [("330KiB", false), ("1GiB", true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan.json");
+        let options = ["--planner", "milp", "--budget", budget, "--json", "-o", path.to_str().unwrap()];
+        let ran = run(&[&["plan"], SMALL.as_slice(), &options].concat());
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{budget}");
+        let printed: Value = serde_json::from_str(&ran.stdout).unwrap();
+        let written: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(printed["replayed"]["within_budget"], json!(within), "{budget}");
+        assert_eq!(printed["replayed"]["peak_bytes"], written["peak_bytes"], "{budget}");
+        assert!(printed["peak_bytes"].as_u64() <= printed["budget_bytes"].as_u64(), "{budget}");
+        let regions = |plan: &Value| -> Vec<(Value, Vec<(Value, Value)>)> {
+            let decision = |op: &Value| (op["op"].clone(), op["decision"].clone());
+            let policy = |region: &Value| region["policy"].as_array().unwrap().iter().map(decision).collect();
+            let regions = plan["regions"].as_array().unwrap();
+            regions.iter().map(|region| (region["module"].clone(), policy(region))).collect()
+        };
+        assert_eq!(regions(&printed), regions(&written), "{budget}");
+        assert_eq!(regions(&printed).is_empty(), budget == "1GiB", "{budget}");
+    }
+}
+
 /// A step that fits has a plan too: the one that drops nothing.
 #[test]
 fn a_plan_that_drops_nothing_is_replayed() {
