@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let budget = Bytes((base + (highest - base) * (0.2 + 0.9 * random.unit())) as u64);
         let options = MilpOptions {
             world_size,
-            ac_units: ac_units.clone(),
+            ac_units: (!ac_units.is_empty()).then(|| ac_units.clone()),
             fsdp_units: fsdp_units.clone(),
             ..MilpOptions::new(budget)
         };

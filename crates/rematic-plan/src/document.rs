@@ -1,17 +1,25 @@
 //! A plan as a document: what was decided for which operator, so that it can be applied to the real model and checked.
 
-use std::path::{Path, PathBuf};
+mod error;
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 
 use rematic_memory::{Checkpoint, Region, Regions};
-use rematic_trace::{Bytes, Millis, OpId, StepTrace};
+use rematic_trace::{Bytes, FileAction, Millis, OpId, StepTrace};
 use serde::{Deserialize, Serialize};
 
 use crate::{Problem, Solution};
+pub use error::DocumentError;
 
 /// What the first field of a plan file says.
 pub const PLAN_FORMAT: &str = "rematic-plan";
 /// The version that is written; all up to it are read.
 pub const PLAN_VERSION: u32 = 1;
+/// The most of a file that is read. A plan for the two million operators that a step may have takes half of it.
+const TEXT_LIMIT: u64 = 512 << 20;
 
 /// What is done with an operator's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,71 +93,6 @@ pub struct PlanDocument {
     pub regions: Vec<PlannedRegion>,
 }
 
-/// A plan file that cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DocumentError {
-    /// The operating system refuses.
-    #[error("cannot {verb} {}: {source}", path.display())]
-    Io {
-        /// `read` or `write`.
-        verb: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// Not a plan.
-    #[error("{} is not a plan: {source}; make one with `rematic plan … -o FILE`", path.display())]
-    Syntax {
-        /// The file.
-        path: PathBuf,
-        /// Where and why.
-        source: serde_json::Error,
-    },
-    /// Another kind of file, or a newer version.
-    #[error("{} says `{format}` version {version}; this rematic reads `{PLAN_FORMAT}` up to version {PLAN_VERSION}", path.display())]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// What it says.
-        format: String,
-        /// What it says.
-        version: u32,
-    },
-    /// A module that the model does not have, or that cannot be checkpointed.
-    #[error("the plan is for another model: it checkpoints call {call} of `{module}`, which this step does not have")]
-    UnknownRegion {
-        /// The module.
-        module: String,
-        /// Which call.
-        call: usize,
-    },
-    /// Another operator than the plan expects.
-    #[error(
-        "the plan is for another model: operator {index} of `{module}` is {found} here, but {expected} in the plan; \
-         plan again for this model"
-    )]
-    OtherOperator {
-        /// The module.
-        module: String,
-        /// Position in its forward.
-        index: usize,
-        /// What the plan says.
-        expected: String,
-        /// What the step has.
-        found: String,
-    },
-    /// Two regions of the plan contain each other.
-    #[error("the plan checkpoints both `{outer}` and `{inner}` inside it; keep one of them")]
-    Nested {
-        /// The outer module.
-        outer: String,
-        /// The inner module.
-        inner: String,
-    },
-}
-
 impl PlanDocument {
     /// The document of a solution.
     #[must_use]
@@ -178,7 +121,7 @@ impl PlanDocument {
     /// # Errors
     /// If the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), DocumentError> {
-        let failed = |source| DocumentError::Io { verb: "write", path: path.to_owned(), source };
+        let failed = |source| DocumentError::Io { action: FileAction::Write, path: path.to_owned(), source };
         let text = serde_json::to_string_pretty(self).map_err(std::io::Error::other).map_err(failed)?;
         std::fs::write(path, text + "\n").map_err(failed)
     }
@@ -188,23 +131,86 @@ impl PlanDocument {
     /// # Errors
     /// If the file cannot be read or is not a plan.
     pub fn read(path: &Path) -> Result<Self, DocumentError> {
-        let text =
-            std::fs::read(path).map_err(|source| DocumentError::Io { verb: "read", path: path.to_owned(), source })?;
-        #[derive(Deserialize)]
+        let mut text = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(TEXT_LIMIT + 1).read_to_end(&mut text));
+        read.map_err(|source| DocumentError::Io { action: FileAction::Read, path: path.to_owned(), source })?;
+        if text.len() as u64 > TEXT_LIMIT {
+            return Err(DocumentError::TooLarge { path: path.to_owned(), limit: TEXT_LIMIT });
+        }
+        Self::from_json(&text, path)
+    }
+
+    /// Reads a document from JSON text; `path` is only for error messages.
+    ///
+    /// # Errors
+    /// As [`PlanDocument::read`].
+    pub fn from_json(text: &[u8], path: &Path) -> Result<Self, DocumentError> {
+        #[derive(Default, Deserialize)]
         struct Header {
-            format: String,
-            version: u32,
+            format: Option<String>,
+            version: Option<u64>,
         }
-        let syntax = |source| DocumentError::Syntax { path: path.to_owned(), source };
-        let header: Header = serde_json::from_slice(&text).map_err(syntax)?;
-        if header.format != PLAN_FORMAT || header.version == 0 || header.version > PLAN_VERSION {
-            return Err(DocumentError::Version {
-                path: path.to_owned(),
-                format: header.format,
-                version: header.version,
-            });
+        if text.trim_ascii().is_empty() {
+            return Err(DocumentError::Empty { path: path.to_owned() });
         }
-        serde_json::from_slice(&text).map_err(syntax)
+        let parsed = serde_json::from_slice::<PlanDocument>(text);
+        // A newer version may have any shape, so its header is looked at before the rest is judged.
+        let header: Header = match &parsed {
+            Ok(plan) => Header { format: Some(plan.format.clone()), version: Some(plan.version.into()) },
+            Err(_) => serde_json::from_slice(text).unwrap_or_default(),
+        };
+        if let Some(found) = header.format.filter(|format| format != PLAN_FORMAT) {
+            return Err(DocumentError::OtherFormat { path: path.to_owned(), found });
+        }
+        if let Some(found) = header.version.filter(|version| !(1..=u64::from(PLAN_VERSION)).contains(version)) {
+            return Err(DocumentError::Version { path: path.to_owned(), found });
+        }
+        let plan = parsed.map_err(|source| match source.classify() {
+            serde_json::error::Category::Eof => {
+                DocumentError::Truncated { path: path.to_owned(), line: source.line(), column: source.column() }
+            }
+            _ => DocumentError::Syntax { path: path.to_owned(), place: place_of_fault(text), source },
+        })?;
+        plan.check(path)?;
+        Ok(plan)
+    }
+
+    /// Checks what the types do not.
+    fn check(&self, path: &Path) -> Result<(), DocumentError> {
+        const TIME: &str = "a time of 0 or more";
+        const SHARE: &str = "a share from 0 to 1";
+        let number =
+            |place: String, found: f64, needed| DocumentError::Number { path: path.to_owned(), place, found, needed };
+        let is_time = |time: Millis| time.0.is_finite() && time.0 >= 0.0;
+        for (place, time) in
+            [("step_ms", self.step_ms), ("recompute_ms", self.recompute_ms), ("lower_bound_ms", self.lower_bound_ms)]
+        {
+            if !is_time(time) {
+                return Err(number(place.to_owned(), time.0, TIME));
+            }
+        }
+        if self.world_size == 0 {
+            return Err(number("world_size".to_owned(), 0.0, "at least 1"));
+        }
+        let mut known = HashSet::new();
+        for (index, region) in self.regions.iter().enumerate() {
+            if !is_time(region.recompute_ms) {
+                return Err(number(format!("regions[{index}].recompute_ms"), region.recompute_ms.0, TIME));
+            }
+            if !(0.0..=1.0).contains(&region.discard) {
+                return Err(number(format!("regions[{index}].discard"), region.discard, SHARE));
+            }
+            if !known.insert((&region.module, region.call)) {
+                let (module, call) = (region.module.clone(), region.call);
+                return Err(DocumentError::Duplicate { path: path.to_owned(), module, call });
+            }
+            if let Some((expected, op)) = region.policy.iter().enumerate().find(|(expected, op)| op.index != *expected)
+            {
+                let (module, found) = (region.module.clone(), op.index);
+                return Err(DocumentError::OpNumber { path: path.to_owned(), module, expected, found });
+            }
+        }
+        Ok(())
     }
 
     /// The checkpoints that the plan means for a step.
@@ -212,14 +218,22 @@ impl PlanDocument {
     /// # Errors
     /// If the step is another one than the plan was made for; the first operator that differs is named.
     pub fn checkpoints(&self, trace: &StepTrace, regions: &Regions) -> Result<Vec<Checkpoint>, DocumentError> {
+        let mut by_path: HashMap<String, Vec<usize>> = HashMap::new();
+        for (index, region) in regions.all().iter().enumerate() {
+            by_path.entry(trace.path(region.module)).or_default().push(index);
+        }
         let mut checkpoints = Vec::with_capacity(self.regions.len());
         for planned in &self.regions {
-            let mut calls =
-                regions.all().iter().enumerate().filter(|(_, region)| trace.path(region.module) == planned.module);
-            let Some((index, region)) = calls.nth(planned.call) else {
-                return Err(DocumentError::UnknownRegion { module: planned.module.clone(), call: planned.call });
+            let calls = by_path.get(&planned.module).map_or(&[][..], Vec::as_slice);
+            let Some(&region) = calls.get(planned.call) else {
+                return Err(DocumentError::UnknownRegion {
+                    planned: self.source.clone(),
+                    module: planned.module.clone(),
+                    call: planned.call,
+                    calls: calls.len(),
+                });
             };
-            checkpoints.push(Checkpoint { region: index, saved: saved(trace, region, planned)? });
+            checkpoints.push(Checkpoint { region, saved: self.saved(trace, &regions.all()[region], planned)? });
         }
         checkpoints.sort_by_key(|checkpoint| regions.all()[checkpoint.region].ops.start);
         for pair in checkpoints.windows(2) {
@@ -230,32 +244,43 @@ impl PlanDocument {
         }
         Ok(checkpoints)
     }
-}
 
-/// The operators that a planned region saves, if it is this one.
-fn saved(trace: &StepTrace, region: &Region, planned: &PlannedRegion) -> Result<Vec<OpId>, DocumentError> {
-    let mut saved = Vec::new();
-    for index in 0..region.ops.len().max(planned.policy.len()) {
-        let expected = planned.policy.get(index).filter(|planned| planned.index == index);
-        let id = OpId::new(region.ops.start + index);
-        let found = region.contains(id).then(|| trace.op_name(trace.op(id)));
-        match (expected, found) {
-            (Some(expected), Some(found)) if expected.op == found => {
-                if expected.decision == Choice::Save {
-                    saved.push(id);
+    /// The operators that a planned region saves, if it is this one.
+    fn saved(&self, trace: &StepTrace, region: &Region, planned: &PlannedRegion) -> Result<Vec<OpId>, DocumentError> {
+        let mut saved = Vec::new();
+        for index in 0..region.ops.len().max(planned.policy.len()) {
+            let expected = planned.policy.get(index);
+            let id = OpId::new(region.ops.start + index);
+            let found = region.contains(id).then(|| trace.op_name(trace.op(id)));
+            match (expected, found) {
+                (Some(expected), Some(found)) if expected.op == found => {
+                    if expected.decision == Choice::Save {
+                        saved.push(id);
+                    }
+                }
+                (expected, found) => {
+                    return Err(DocumentError::OtherOperator {
+                        planned: self.source.clone(),
+                        module: planned.module.clone(),
+                        index,
+                        expected: expected.map(|expected| expected.op.clone()),
+                        found: found.map(str::to_owned),
+                    });
                 }
             }
-            (expected, found) => {
-                return Err(DocumentError::OtherOperator {
-                    module: planned.module.clone(),
-                    index,
-                    expected: expected.map_or_else(|| "none".to_owned(), |expected| expected.op.clone()),
-                    found: found.unwrap_or("none").to_owned(),
-                });
-            }
         }
+        Ok(saved)
     }
-    Ok(saved)
+}
+
+/// The field where the text stops to be a plan. To follow the path takes time, so only text that is known to be wrong is
+/// read this way.
+fn place_of_fault(text: &[u8]) -> String {
+    let deserializer = &mut serde_json::Deserializer::from_slice(text);
+    let place =
+        serde_path_to_error::deserialize::<_, PlanDocument>(deserializer).map_err(|error| error.path().to_string());
+    // A single dot is the path of the whole.
+    place.err().filter(|place| place != ".").unwrap_or_default()
 }
 
 fn planned_region(problem: &Problem<'_>, checkpoint: &Checkpoint) -> PlannedRegion {

@@ -34,6 +34,16 @@ pub enum PlanError {
         /// What may be given.
         needed: &'static str,
     },
+    /// A pattern that nothing matches.
+    #[error("{setting} {pattern} matches no module that can be checkpointed; {known}")]
+    NoMatch {
+        /// The option that it was given to.
+        setting: &'static str,
+        /// The pattern.
+        pattern: String,
+        /// What there is, on lines of their own.
+        known: String,
+    },
     /// A module that the model does not have.
     #[error("{setting} names `{name}`, but no module of that name runs in the step; `rematic stats` lists the modules")]
     UnknownModule {
@@ -71,4 +81,10 @@ pub enum PlanError {
     /// Facts about a region that do not fit each other.
     #[error(transparent)]
     Tradeoff(#[from] TradeoffError),
+}
+
+impl PlanError {
+    pub(crate) fn no_devices() -> Self {
+        PlanError::Setting { setting: "world_size", found: "0".to_owned(), needed: "at least 1" }
+    }
 }

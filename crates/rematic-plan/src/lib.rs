@@ -5,6 +5,7 @@
 //!
 //! Two of torch's planners have their equal here: [`optimal_policy`] (`get_optimal_checkpointing_policy_per_module`) says
 //! which operators of one region to save, and [`milp()`] (`sac_milp`) which modules of a [`ModuleGraph`] to checkpoint.
+//! [`Problem::replay_milp`] puts the two together, and says what the replay says.
 
 mod document;
 mod enumeration;
@@ -16,6 +17,7 @@ mod milp;
 mod planner;
 mod policy;
 mod problem;
+mod selection;
 mod stats;
 
 pub use document::{Choice, DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlannedOp, PlannedRegion};
@@ -24,5 +26,5 @@ pub use graph::{GraphModule, GraphTradeoff, ModuleGraph};
 pub use milp::{MilpChoice, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, milp};
 pub use planner::{Infeasible, Outcome, Solution};
 pub use policy::{Decision, optimal_policy};
-pub use problem::{Limits, LimitsError, Problem, Replayed};
+pub use problem::{Limits, Problem, Replayed};
 pub use stats::{Baseline, ModuleStats, StepStats};

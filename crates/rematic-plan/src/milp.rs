@@ -43,10 +43,12 @@
 //! Module trees nest, and what is left after these steps is a chain of sums, which the module `chain` solves exactly in
 //! a millisecond or so. Where modules do not nest in the order of their returns, or `a_i ≥ 0` would be broken, the
 //! general solver `microlp` takes the perspective form as it stands (module `model`). Once `y` is known, the `f_i` are
-//! computed without any tolerance (module `refine`).
+//! computed without any tolerance (module `refine`). The shares then become decisions about operators, which are
+//! replayed (module `decisions`).
 
 mod chain;
 mod cost;
+mod decisions;
 mod model;
 mod refine;
 
@@ -77,8 +79,8 @@ pub struct MilpOptions {
     pub budget: Bytes,
     /// Ranks among which parameters and gradients are split.
     pub world_size: u32,
-    /// The modules that may be checkpointed; if there are none, all may.
-    pub ac_units: Vec<String>,
+    /// The modules that may be checkpointed; `None` if all may.
+    pub ac_units: Option<Vec<String>>,
     /// Modules that are sharded as a unit. No module around one of them is checkpointed.
     pub fsdp_units: Vec<String>,
     /// How to solve it.
@@ -99,7 +101,7 @@ impl MilpOptions {
         MilpOptions {
             budget,
             world_size: 1,
-            ac_units: Vec::new(),
+            ac_units: None,
             fsdp_units: Vec::new(),
             method: MilpMethod::default(),
             gap: 0.0,
@@ -166,9 +168,8 @@ pub fn milp(graph: &ModuleGraph, options: &MilpOptions) -> Result<MilpOutcome, P
     check(options)?;
     let eligible = eligible(graph, options)?;
     let model = Model::new(graph, options, &eligible);
-    let saved = vec![0.0; graph.modules.len()];
     if model.needs.is_empty() {
-        return Ok(MilpOutcome::Fits { peak: peak(graph, options.world_size, &saved) });
+        return Ok(MilpOutcome::Fits { peak: graph.peak(options.world_size) });
     }
     let (missing, module) = model.shortage();
     let least_budget = Bytes(options.budget.0.saturating_add(missing.0.max(1)));
@@ -207,7 +208,7 @@ fn least(graph: &ModuleGraph, options: &MilpOptions, eligible: &[bool], bound: B
             chain::solve(graph, &model).ok().map(|chosen| chosen.is_some())
         }
     };
-    let mut most = peak(graph, options.world_size, &vec![0.0; graph.modules.len()]);
+    let mut most = graph.peak(options.world_size);
     let mut least = bound;
     while least < most {
         let middle = Bytes(u64::midpoint(least.0, most.0));
@@ -267,6 +268,14 @@ fn peak(graph: &ModuleGraph, world_size: u32, saved: &[f64]) -> Bytes {
     whole(highest)
 }
 
+impl ModuleGraph {
+    /// The highest point of torch's model if nothing is dropped, with parameters and gradients split among so many ranks.
+    #[must_use]
+    pub fn peak(&self, world_size: u32) -> Bytes {
+        peak(self, world_size.max(1), &vec![0.0; self.modules.len()])
+    }
+}
+
 /// The nearest whole number of bytes.
 fn whole(bytes: f64) -> Bytes {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -275,7 +284,7 @@ fn whole(bytes: f64) -> Bytes {
 
 fn check(options: &MilpOptions) -> Result<(), PlanError> {
     if options.world_size == 0 {
-        return Err(PlanError::Setting { setting: "world_size", found: "0".to_owned(), needed: "at least 1" });
+        return Err(PlanError::no_devices());
     }
     if !(0.0..1.0).contains(&options.gap) {
         let found = options.gap.to_string();
@@ -293,8 +302,8 @@ fn eligible(graph: &ModuleGraph, options: &MilpOptions) -> Result<Vec<bool>, Pla
             .position(|module| module.fqn == *name)
             .ok_or_else(|| PlanError::UnknownModule { setting, name: name.clone() })
     };
-    let mut eligible = vec![options.ac_units.is_empty(); graph.modules.len()];
-    for name in &options.ac_units {
+    let mut eligible = vec![options.ac_units.is_none(); graph.modules.len()];
+    for name in options.ac_units.iter().flatten() {
         eligible[find("ac_units", name)?] = true;
     }
     for name in &options.fsdp_units {

@@ -12,7 +12,6 @@
 //! the order of time per byte. A pair is dropped if even the rest of the budget filled with fractions of the groups to
 //! come (Dantzig's bound) cannot bring it to what is already known to be reachable.
 
-use rematic_trace::Bytes;
 use rematic_tradeoff::{Fate, OpGroups, SacStats};
 
 use crate::PlanError;
@@ -36,14 +35,35 @@ pub fn optimal_policy(stats: &SacStats, fraction: f64) -> Result<Vec<Decision>, 
         return Err(PlanError::Fraction { found: fraction });
     }
     let groups = OpGroups::new(stats)?;
-    let total = stats.total_memory().0;
+    let (needed, allowed) = (needed(&groups), allowed(stats, fraction));
+    if needed > allowed {
+        return Err(PlanError::PolicyTooSmall { needed, allowed, total: stats.total_memory().0 });
+    }
+    Ok(policy(stats, &groups, allowed))
+}
+
+/// As [`optimal_policy`], but where what must be saved takes more than the fraction, just that is saved.
+pub(crate) fn nearest_policy(stats: &SacStats, fraction: f64) -> Result<Vec<Decision>, PlanError> {
+    let groups = OpGroups::new(stats)?;
+    let allowed = allowed(stats, fraction.clamp(0.0, 1.0)).max(needed(&groups));
+    Ok(policy(stats, &groups, allowed))
+}
+
+/// Bytes that a share of the region's memory allows.
+fn allowed(stats: &SacStats, fraction: f64) -> u64 {
     // Never negative, and at most the total.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    let allowed = (fraction * total as f64).ceil() as u64;
-    let needed: Bytes = groups.with_fate(Fate::Store).map(|group| group.memory).sum();
-    if needed.0 > allowed {
-        return Err(PlanError::PolicyTooSmall { needed: needed.0, allowed, total });
-    }
+    let allowed = (fraction * stats.total_memory().0 as f64).ceil() as u64;
+    allowed
+}
+
+/// Bytes that must be saved.
+fn needed(groups: &OpGroups) -> u64 {
+    groups.with_fate(Fate::Store).map(|group| group.memory.0).sum()
+}
+
+/// The best policy within `allowed` bytes, in which what must be saved fits.
+fn policy(stats: &SacStats, groups: &OpGroups, allowed: u64) -> Vec<Decision> {
     let mut items: Vec<Item> = groups
         .with_fate(Fate::Free)
         .filter(|group| group.runtime.0 > 0.0)
@@ -53,12 +73,12 @@ pub fn optimal_policy(stats: &SacStats, fraction: f64) -> Result<Vec<Decision>, 
     items.sort_by(|a, b| b.time_per_byte().total_cmp(&a.time_per_byte()));
     let mut policy = vec![Decision::Recompute; stats.len()];
     let stored = groups.with_fate(Fate::Store).map(|group| group.ops.as_slice());
-    for ops in stored.chain(fill(&items, allowed - needed.0)) {
+    for ops in stored.chain(fill(&items, allowed - needed(groups))) {
         for &op in ops {
             policy[op] = Decision::Save;
         }
     }
-    Ok(policy)
+    policy
 }
 
 struct Item<'a> {
@@ -179,7 +199,7 @@ impl<'a, 'i> Bound<'a, 'i> {
 
 #[cfg(test)]
 mod tests {
-    use rematic_trace::Millis;
+    use rematic_trace::{Bytes, Millis};
 
     use super::*;
 
@@ -234,6 +254,8 @@ mod tests {
         let error = optimal_policy(&stats, 0.1).unwrap_err().to_string();
         assert!(error.contains("may keep 47 of the region's 470, but 50 must be kept"), "{error}");
         assert!(optimal_policy(&stats, 0.11).is_ok());
+        assert_eq!(text(&nearest_policy(&stats, 0.1).unwrap()), "10001000");
+        assert_eq!(nearest_policy(&stats, 0.5).unwrap(), optimal_policy(&stats, 0.5).unwrap());
     }
 
     #[test]

@@ -5,9 +5,11 @@ use std::rc::Rc;
 
 use rematic_cost::Costs;
 use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Regions, Snapshot, replay_checkpointed};
-use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace, any_layer};
+use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace};
 use rematic_tradeoff::{Candidate, Candidates, Frontier};
-use wildmatch::WildMatch;
+
+use crate::PlanError;
+use crate::selection::allowed;
 
 /// What may be planned, and what memory is counted.
 #[derive(Clone, Debug)]
@@ -16,7 +18,8 @@ pub struct Limits {
     pub allocator: Allocator,
     /// Parameters, gradients and optimizer state are spread evenly over so many devices.
     pub world_size: u64,
-    /// If not empty, only modules that match one of these patterns are checkpointed.
+    /// If not empty, only modules that match one of these patterns are checkpointed. `*` and `?` stand for anything; a
+    /// pattern is for full names, or for those without the root's that reports show.
     pub only: Vec<String>,
     /// Modules that match one of these patterns are not checkpointed.
     pub never: Vec<String>,
@@ -117,30 +120,14 @@ pub struct Replayed {
     pub recomputed: Vec<OpId>,
 }
 
-/// No module can be checkpointed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LimitsError {
-    /// A pattern of `only` that nothing matches.
-    #[error("`{pattern}` matches no module that can be checkpointed; there are {known}")]
-    NoMatch {
-        /// The pattern.
-        pattern: String,
-        /// What there is.
-        known: String,
-    },
-    /// No devices.
-    #[error("the world size is 0; it must be at least 1")]
-    NoDevices,
-}
-
 impl<'a> Problem<'a> {
     /// Looks at all regions of a step. The trace must be valid.
     ///
     /// # Errors
-    /// If the limits leave nothing to checkpoint.
-    pub fn new(trace: &'a StepTrace, costs: &'a Costs, limits: Limits) -> Result<Self, LimitsError> {
+    /// If there is no device, or a pattern that nothing matches.
+    pub fn new(trace: &'a StepTrace, costs: &'a Costs, limits: Limits) -> Result<Self, PlanError> {
         if limits.world_size == 0 {
-            return Err(LimitsError::NoDevices);
+            return Err(PlanError::no_devices());
         }
         let regions = Regions::new(trace);
         let ledger = Ledger::new(trace, limits.allocator).sharded(limits.world_size);
@@ -238,27 +225,6 @@ impl<'a> Problem<'a> {
     pub(crate) fn rank(&self, position: usize) -> usize {
         self.ends.partition_point(|end| *end <= position)
     }
-}
-
-/// Which regions the patterns leave.
-fn allowed(trace: &StepTrace, regions: &Regions, limits: &Limits) -> Result<Vec<bool>, LimitsError> {
-    let paths: Vec<String> = regions.all().iter().map(|region| trace.path(region.module)).collect();
-    let matches = |pattern: &str, path: &str| {
-        let pattern = WildMatch::new(pattern);
-        let inner = path.split_once('.').map_or(path, |(_, inner)| inner);
-        pattern.matches(path) || pattern.matches(inner)
-    };
-    for pattern in &limits.only {
-        if !paths.iter().any(|path| matches(pattern, path)) {
-            let mut known: Vec<String> = paths.iter().map(|path| any_layer(path)).collect();
-            known.sort();
-            known.dedup();
-            return Err(LimitsError::NoMatch { pattern: pattern.clone(), known: known.join(", ") });
-        }
-    }
-    let any = |patterns: &[String], path: &str| patterns.iter().any(|pattern| matches(pattern, path));
-    let keep = |path: &String| (limits.only.is_empty() || any(&limits.only, path)) && !any(&limits.never, path);
-    Ok(paths.iter().map(keep).collect())
 }
 
 fn nodes(

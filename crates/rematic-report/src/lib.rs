@@ -5,6 +5,7 @@ mod json;
 mod milp;
 mod model;
 mod plan;
+mod regions;
 mod saved;
 mod shorten;
 mod stats;

@@ -1,29 +1,33 @@
 use std::fmt::Write;
 
-use rematic_plan::MilpOutcome;
+use rematic_plan::{MilpChoice, MilpOutcome, PlanDocument, PlannedRegion, Replayed};
 use rematic_trace::{Bytes, Millis, StepTrace};
 
 use crate::json::json;
-use crate::plan::{PlanJson, RegionJson};
+use crate::plan::{PlanJson, ReplayedJson};
+use crate::regions::{self, RegionJson, Row, place, policy};
 use crate::style::{Style, Tone};
-use crate::table::{Column, Table};
 
-/// What the planner `milp` says: torch's model of the peak, which is not a replay.
+/// What the planner `milp` says, by torch's model of the peak; and beside it what the replay says.
 #[derive(Clone, Copy, Debug)]
 pub struct MilpReport<'a> {
     /// The step.
     pub trace: &'a StepTrace,
     /// The most bytes that may be in use.
     pub budget: Bytes,
-    /// Torch's baseline.
+    /// The peak of torch's model if nothing is dropped.
     pub baseline: Bytes,
     /// Time of the step without recomputation.
     pub step: Millis,
     /// The answer.
     pub outcome: &'a MilpOutcome,
+    /// The step as it is, replayed.
+    pub replayed_baseline: &'a Replayed,
+    /// The plan with its decisions, and what the replay says about it.
+    pub replayed: Option<(&'a PlanDocument, &'a Replayed)>,
 }
 
-impl MilpReport<'_> {
+impl<'a> MilpReport<'a> {
     /// One JSON document.
     #[must_use]
     pub fn json(&self) -> String {
@@ -41,8 +45,9 @@ impl MilpReport<'_> {
             discard: choice.discard,
             freed_bytes: choice.saved,
             recompute_ms: choice.recompute,
-            policy: Vec::new(),
+            policy: self.region(choice).map(policy).unwrap_or_default(),
         });
+        let replayed = self.replay();
         json(&PlanJson {
             outcome,
             budget_bytes: self.budget,
@@ -53,6 +58,12 @@ impl MilpReport<'_> {
             lower_bound_ms: plan.map_or(Millis(0.0), |plan| plan.lower_bound),
             regions: regions.collect(),
             least_budget_bytes,
+            replayed: ReplayedJson {
+                baseline_peak_bytes: self.replayed_baseline.peak,
+                peak_bytes: replayed.peak,
+                recompute_ms: replayed.recompute,
+                within_budget: replayed.peak <= self.budget,
+            },
         })
     }
 
@@ -64,27 +75,71 @@ impl MilpReport<'_> {
             MilpOutcome::Fits { peak } => {
                 let fits = style.paint("Fits as it is", Tone::Good);
                 let _ = writeln!(text, "{fits}, by torch's model: peak {peak} of {}.", self.budget);
+                self.replay_text(&mut text, style);
             }
             MilpOutcome::Infeasible { least_budget, .. } => {
                 let cannot = style.paint("Cannot fit", Tone::Bad);
                 let _ = writeln!(text, "{cannot} {}, by torch's model: it takes at least {least_budget}.", self.budget);
+                let _ = writeln!(
+                    text,
+                    "Raise --budget to at least {} bytes, shard with --world-size, or use a smaller batch.",
+                    least_budget.0
+                );
             }
             MilpOutcome::Planned(plan) => {
                 let fits = style.paint("Fits with a plan", Tone::Good);
                 let _ = writeln!(
                     text,
-                    "{fits}, by torch's model: peak {} -> {} of {}; recomputing takes {} on top of {}.\n",
+                    "{fits}, by torch's model: peak {} -> {} of {}; recomputing takes {} on top of {}.",
                     self.baseline, plan.peak, self.budget, plan.recompute, self.step
                 );
-                let mut table =
-                    Table::new([Column::text("checkpoint"), Column::number("discards"), Column::number("recomputes")]);
-                for choice in &plan.choices {
-                    let discard = format!("{:.2} %", choice.discard * 100.0);
-                    table.row([choice.fqn.clone(), discard, choice.recompute.to_string()]);
-                }
-                text += &table.render(style);
+                self.replay_text(&mut text, style);
+                let rows = plan.choices.iter().map(|choice| Row {
+                    module: &choice.fqn,
+                    freed: choice.saved,
+                    discard: format!("{:.2} %", choice.discard * 100.0),
+                    recompute: choice.recompute,
+                    region: self.region(choice),
+                });
+                text += "\n";
+                text += &regions::table(rows, style);
             }
         }
         text
+    }
+
+    /// What was replayed: the plan, or the step as it is.
+    fn replay(&self) -> &'a Replayed {
+        self.replayed.map_or(self.replayed_baseline, |(_, replayed)| replayed)
+    }
+
+    /// The decisions for a module; for its last call, whose facts torch plans with, if there are several.
+    fn region(&self, choice: &MilpChoice) -> Option<&'a PlannedRegion> {
+        let (document, _) = self.replayed?;
+        document.regions.iter().rev().find(|region| region.module == choice.fqn)
+    }
+
+    fn replay_text(&self, text: &mut String, style: Style) {
+        let replayed = self.replay();
+        let place = place(self.trace, replayed.at);
+        let (before, time) = match self.replayed {
+            Some(_) => {
+                let before = format!("{} -> ", self.replayed_baseline.peak);
+                (before, format!("; recomputing takes {}", replayed.recompute))
+            }
+            None => (String::new(), String::new()),
+        };
+        let peak = format!("peak {before}{} of {}{place}{time}", replayed.peak, self.budget);
+        if replayed.peak <= self.budget {
+            let _ = writeln!(text, "Replayed, it fits too: {peak}.");
+            return;
+        }
+        let over = replayed.peak.saturating_sub(self.budget);
+        let above = style.paint(&format!("Replayed, it is {over} above the budget"), Tone::Bad);
+        let _ = writeln!(text, "{above}: {peak}.");
+        let _ = writeln!(
+            text,
+            "Torch's model leaves out optimizer state, and its curves are fits; --planner exact plans by the replay."
+        );
     }
 }

@@ -1,21 +1,14 @@
-use std::collections::HashMap;
 use std::fmt::Write;
 
 use rematic_memory::Ran;
-use rematic_plan::{Choice, PlanDocument, Replayed};
-use rematic_trace::{Bytes, Millis, StepTrace, any_layer};
+use rematic_plan::{PlanDocument, Replayed};
+use rematic_trace::{Bytes, Millis, StepTrace};
 use serde::Serialize;
 
 use crate::json::json;
-use crate::shorten::Shorten;
-use crate::stats::short;
+use crate::regions::{self, RegionJson, Row, place, policy};
 use crate::style::{Style, Tone};
 use crate::table::{Column, Table};
-
-/// The most rows of regions that the text shows.
-const ROWS: usize = 12;
-/// Names of modules are not cut below this width while a column can be left out instead.
-const MODULE: usize = 24;
 
 /// What a planner says, in the words of the command line.
 #[derive(Clone, Debug)]
@@ -55,22 +48,16 @@ pub(crate) struct PlanJson<'a> {
     pub(crate) lower_bound_ms: Millis,
     pub(crate) regions: Vec<RegionJson<'a>>,
     pub(crate) least_budget_bytes: Option<Bytes>,
+    pub(crate) replayed: ReplayedJson,
 }
 
+/// What the replay says about the plan, or about the step as it is where there is none.
 #[derive(Serialize)]
-pub(crate) struct RegionJson<'a> {
-    pub(crate) module: &'a str,
-    pub(crate) discard: f64,
-    pub(crate) freed_bytes: Bytes,
+pub(crate) struct ReplayedJson {
+    pub(crate) baseline_peak_bytes: Bytes,
+    pub(crate) peak_bytes: Bytes,
     pub(crate) recompute_ms: Millis,
-    /// Empty where a planner decides only about shares.
-    pub(crate) policy: Vec<OpJson<'a>>,
-}
-
-#[derive(Serialize)]
-pub(crate) struct OpJson<'a> {
-    op: &'a str,
-    decision: Choice,
+    pub(crate) within_budget: bool,
 }
 
 impl PlanReport<'_> {
@@ -86,8 +73,13 @@ impl PlanReport<'_> {
             discard: region.discard,
             freed_bytes: region.freed_bytes,
             recompute_ms: region.recompute_ms,
-            policy: region.policy.iter().map(|op| OpJson { op: &op.op, decision: op.decision }).collect(),
+            policy: policy(region),
         });
+        let (peak_bytes, recompute_ms) = match &self.verdict {
+            Verdict::Fits => (self.baseline, Millis(0.0)),
+            Verdict::Planned(plan, _) => (plan.peak_bytes, plan.recompute_ms),
+            Verdict::Infeasible(least) => (least.peak, least.recompute),
+        };
         json(&PlanJson {
             outcome: match self.verdict {
                 Verdict::Fits => "fits",
@@ -96,10 +88,7 @@ impl PlanReport<'_> {
             },
             budget_bytes: self.budget,
             baseline_peak_bytes: self.baseline,
-            peak_bytes: match &self.verdict {
-                Verdict::Infeasible(least) => least.peak,
-                _ => plan.map_or(self.baseline, |plan| plan.peak_bytes),
-            },
+            peak_bytes,
             step_ms: self.step,
             recompute_ms: plan.map_or(Millis(0.0), |plan| plan.recompute_ms),
             lower_bound_ms: plan.map_or(Millis(0.0), |plan| plan.lower_bound_ms),
@@ -107,6 +96,12 @@ impl PlanReport<'_> {
             least_budget_bytes: match &self.verdict {
                 Verdict::Infeasible(least) => Some(least.peak),
                 _ => None,
+            },
+            replayed: ReplayedJson {
+                baseline_peak_bytes: self.baseline,
+                peak_bytes,
+                recompute_ms,
+                within_budget: peak_bytes <= self.budget,
             },
         })
     }
@@ -132,7 +127,7 @@ impl PlanReport<'_> {
                     "{cannot} {}: the least reachable peak is {}{}.",
                     self.budget,
                     least.peak,
-                    self.place(least.at)
+                    place(self.trace, least.at)
                 );
                 let mut categories: Vec<_> = least.snapshot.iter().filter(|(_, bytes)| bytes.0 > 0).collect();
                 categories.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
@@ -150,25 +145,14 @@ impl PlanReport<'_> {
         text
     }
 
-    fn place(&self, at: Option<Ran>) -> String {
-        let Some(ran) = at else { return String::new() };
-        let op = self.trace.op(ran.op);
-        let module =
-            self.trace.module_of(op).map_or_else(String::new, |module| format!(" in {}", self.trace.path(module)));
-        let phase = if ran.again { "recomputed".to_owned() } else { op.phase.to_string() };
-        format!(", at {}{module} ({phase})", short(self.trace.op_name(op)))
-    }
-
     fn planned(&self, text: &mut String, plan: &PlanDocument, at: Option<Ran>, style: Style) {
-        let fits = style.paint("Fits with a plan", Tone::Good);
-        let _ = writeln!(
-            text,
-            "{fits}: peak {} -> {} of {}{}.",
-            self.baseline,
-            plan.peak_bytes,
-            self.budget,
-            self.place(at)
-        );
+        let over = plan.peak_bytes.saturating_sub(self.budget);
+        let fits = match over {
+            Bytes(0) => style.paint("Fits with a plan", Tone::Good),
+            over => style.paint(&format!("Does not fit with this plan, by {over}"), Tone::Bad),
+        };
+        let place = place(self.trace, at);
+        let _ = writeln!(text, "{fits}: peak {} -> {} of {}{place}.", self.baseline, plan.peak_bytes, self.budget);
         let share = plan.recompute_ms.0 / self.step.0.max(f64::MIN_POSITIVE) * 100.0;
         let gap = (plan.recompute_ms.0 / plan.lower_bound_ms.0.max(f64::MIN_POSITIVE) - 1.0).max(0.0) * 100.0;
         let quality =
@@ -178,43 +162,14 @@ impl PlanReport<'_> {
             "Recomputing takes {} on top of {} ({share:.2} %); {quality}.\n",
             plan.recompute_ms, self.step
         );
-        let mut rows: Vec<([String; 5], usize)> = Vec::new();
-        let mut places = HashMap::new();
-        for region in &plan.regions {
-            let mut saved: Vec<&str> =
-                region.policy.iter().filter(|op| op.decision == Choice::Save).map(|op| short(&op.op)).collect();
-            saved.sort_unstable();
-            saved.dedup();
-            let row = [
-                any_layer(&region.module),
-                region.freed_bytes.to_string(),
-                format!("{:.0} %", region.discard * 100.0),
-                region.recompute_ms.to_string(),
-                if saved.is_empty() { "nothing".to_owned() } else { saved.join(", ") },
-            ];
-            let index = *places.entry(row.clone()).or_insert_with(|| {
-                rows.push((row, 0));
-                rows.len() - 1
-            });
-            rows[index].1 += 1;
-        }
-        let mut table = Table::new([
-            Column::text("checkpoint, each").shorten(Shorten::Outer, MODULE),
-            Column::number(""),
-            Column::number("frees"),
-            Column::number("discards").leave_out(1),
-            Column::number("recomputes"),
-            Column::text("saves").wrap().leave_out(0),
-        ]);
-        let more = rows.len().saturating_sub(ROWS);
-        for ([name, freed, discard, time, saved], count) in rows.into_iter().take(ROWS) {
-            let count = if count > 1 { format!("{count}×") } else { String::new() };
-            table.row([name, count, freed, discard, time, saved]);
-        }
-        *text += &table.render(style);
-        if more > 0 {
-            let _ = writeln!(text, "and {more} more kinds of regions; -o FILE writes them all");
-        }
+        let rows = plan.regions.iter().map(|region| Row {
+            module: &region.module,
+            freed: region.freed_bytes,
+            discard: format!("{:.0} %", region.discard * 100.0),
+            recompute: region.recompute_ms,
+            region: Some(region),
+        });
+        *text += &regions::table(rows, style);
     }
 }
 

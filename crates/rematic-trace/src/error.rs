@@ -173,7 +173,9 @@ pub enum FileAction {
 }
 
 impl FileAction {
-    fn advice(self) -> &'static str {
+    /// What to do if it fails.
+    #[must_use]
+    pub fn advice(self) -> &'static str {
         match self {
             FileAction::Read => "check the path",
             FileAction::Write => "name a file in a folder that exists and has room",

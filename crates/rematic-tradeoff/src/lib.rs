@@ -1,6 +1,6 @@
 //! What each region of a step may drop and recompute, and what that costs.
 //!
-//! A [`Region`] is one call of a module that has children. From a trace and its costs, [`RegionFacts`] gives the
+//! A [`SacRegion`] is one call of a module that has children. From a trace and its costs, [`SacFacts`] gives the
 //! [`SacStats`] of every region; from these follow the [`OpGroups`] that share one fate, the [`GreedyOrder`] in which they
 //! are best recomputed, the [`TradeoffCurve`] of time against memory, and the lines fitted to it ([`PiecewiseFit`]).
 //! [`Tradeoffs`] holds all of it for all regions. The names and numbers are those of torch's `SACEstimator`.
@@ -31,7 +31,7 @@ mod frontier;
 mod groups;
 mod lifetime;
 mod order;
-mod region;
+mod sac_region;
 mod sac_stats;
 mod tradeoff;
 
@@ -43,6 +43,6 @@ pub use frontier::{Frontier, Point};
 pub use groups::{Fate, OpGroup, OpGroups};
 pub use lifetime::Lifetimes;
 pub use order::{GreedyOrder, Msps};
-pub use region::{ALWAYS_SKIPPED, Region, RegionFacts};
+pub use sac_region::{ALWAYS_SKIPPED, SacFacts, SacRegion};
 pub use sac_stats::SacStats;
 pub use tradeoff::{SEGMENTS, Tradeoff, Tradeoffs};

@@ -2,7 +2,7 @@ use rematic_cost::Costs;
 use rematic_memory::Allocator;
 use rematic_trace::{Bytes, Millis, ModuleId, StepTrace};
 
-use crate::{GreedyOrder, OpGroups, PiecewiseFit, Region, RegionFacts, SacStats, TradeoffCurve, TradeoffError};
+use crate::{GreedyOrder, OpGroups, PiecewiseFit, SacFacts, SacRegion, SacStats, TradeoffCurve, TradeoffError};
 
 /// The number of line segments that torch fits to a curve.
 pub const SEGMENTS: usize = 2;
@@ -47,7 +47,7 @@ impl Tradeoff {
 /// The trade-offs of all regions of a step, in the order in which their forward begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tradeoffs {
-    regions: Vec<(Region, Tradeoff)>,
+    regions: Vec<(SacRegion, Tradeoff)>,
     /// By module: its last call.
     last_of_module: Vec<Option<usize>>,
 }
@@ -58,10 +58,10 @@ impl Tradeoffs {
     /// # Errors
     /// If the sizes of one region's outputs add up to more than 64 bits; no other error can come from a valid trace.
     pub fn new(trace: &StepTrace, costs: &Costs, allocator: Allocator) -> Result<Self, TradeoffError> {
-        let facts = RegionFacts::new(trace, costs, allocator);
+        let facts = SacFacts::new(trace, costs, allocator);
         let mut last_of_module = vec![None; trace.modules().len()];
         let mut regions = Vec::new();
-        for region in Region::all(trace) {
+        for region in SacRegion::all(trace) {
             last_of_module[region.module.index()] = Some(regions.len());
             let tradeoff = Tradeoff::new(facts.stats(&region), SEGMENTS)?;
             regions.push((region, tradeoff));
@@ -70,7 +70,7 @@ impl Tradeoffs {
     }
 
     /// The regions.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&Region, &Tradeoff)> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&SacRegion, &Tradeoff)> {
         self.regions.iter().map(|(region, tradeoff)| (region, tradeoff))
     }
 

@@ -5,7 +5,7 @@ use rematic_memory::Allocator;
 use rematic_trace::{
     Bytes, Category, Dtype, Flags, Layout, Module, ModuleId, OpRecord, Phase, StepTrace, StorageId, Tensor,
 };
-use rematic_tradeoff::{Region, RegionFacts, SacStats};
+use rematic_tradeoff::{SacFacts, SacRegion, SacStats};
 
 /// A step of which only names, storages and flags matter.
 struct Step {
@@ -80,8 +80,8 @@ impl Step {
 
     fn stats(&self, allocator: Allocator) -> Vec<SacStats> {
         let costs = Costs::new(&self.trace, &Device::find("a100-80").unwrap(), CostRule::Torch).unwrap();
-        let facts = RegionFacts::new(&self.trace, &costs, allocator);
-        Region::all(&self.trace).iter().map(|region| facts.stats(region)).collect()
+        let facts = SacFacts::new(&self.trace, &costs, allocator);
+        SacRegion::all(&self.trace).iter().map(|region| facts.stats(region)).collect()
     }
 }
 

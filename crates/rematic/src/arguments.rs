@@ -81,6 +81,18 @@ fn count(text: &str) -> Result<u64, String> {
     text.parse().ok().filter(|count| *count > 0).ok_or_else(|| format!("give a whole number from 1 to {}", u64::MAX))
 }
 
+fn devices(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| format!("give a whole number from 1 to {}", u32::MAX))
+}
+
+/// The most points of a curve: each is a plan.
+const MOST_POINTS: u32 = 10_000;
+
+fn points(text: &str) -> Result<u32, String> {
+    let points = text.parse().ok().filter(|points| (2..=MOST_POINTS).contains(points));
+    points.ok_or_else(|| format!("give a whole number from 2 to {MOST_POINTS}"))
+}
+
 fn probability(text: &str) -> Result<f64, String> {
     let probability = text.parse().ok().filter(|probability| (0.0..1.0).contains(probability));
     probability.ok_or_else(|| "give a number of at least 0 and below 1".to_owned())
@@ -157,10 +169,10 @@ pub(crate) struct StatsArguments {
 pub(crate) struct LimitArguments {
     #[command(flatten)]
     pub(crate) step: StepArguments,
-    /// Spread parameters, gradients and optimizer state evenly over so many devices.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) world_size: u32,
-    /// Checkpoint only modules whose name matches; * and ? stand for anything. May be repeated.
+    /// Spread parameters, gradients and optimizer state evenly over so many devices [default: 1, or the plan's]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = devices)]
+    pub(crate) world_size: Option<u32>,
+    /// Checkpoint only modules whose name matches, like layers.*.mlp; * and ? stand for anything. May be repeated.
     #[arg(long, value_name = "GLOB")]
     pub(crate) only: Vec<String>,
     /// Do not checkpoint modules whose name matches. May be repeated.
@@ -185,10 +197,10 @@ pub(crate) struct PlanArguments {
     #[arg(long, value_enum, default_value = "exact")]
     pub(crate) planner: PlannerName,
     /// With --planner milp: stop at a plan proved to be at most this share slower than the best.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true, default_value_t = 0.0, value_parser = probability)]
     pub(crate) gap: f64,
     /// With --planner milp: stop after so many seconds with the best plan found.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub(crate) time_limit: Option<u64>,
     /// Write the plan with every decision to a file.
     #[arg(short, long, value_name = "FILE")]
@@ -200,7 +212,7 @@ pub(crate) struct CurveArguments {
     #[command(flatten)]
     pub(crate) limits: LimitArguments,
     /// Number of budgets.
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(2..=10_000))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 50, value_parser = points)]
     pub(crate) points: u32,
 }
 

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 
 use rematic_cost::CostError;
 use rematic_fake::FakeError;
-use rematic_plan::{DocumentError, LimitsError, PlanError};
+use rematic_plan::{DocumentError, PlanError};
 use rematic_trace::{Bytes, FileError};
 use rematic_tradeoff::TradeoffError;
 
@@ -26,13 +26,10 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
-    /// The limits leave nothing to plan.
-    #[error(transparent)]
-    Limits(#[from] LimitsError),
     /// A plan file cannot be used.
     #[error(transparent)]
     Document(#[from] DocumentError),
-    /// The milp planner cannot take the problem.
+    /// The problem cannot be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// No trade-offs for the milp planner.
@@ -44,6 +41,9 @@ pub enum Error {
         /// The budget.
         found: Bytes,
     },
+    /// The milp planner decides about shares.
+    #[error("--planner milp chooses a share of each module; drop --whole, or use --planner exact or greedy")]
+    WholeMilp,
     /// A config file cannot be read.
     #[error("cannot read {}: {source}; give a config.json, a saved trace, or a model that `rematic models` lists", path.display())]
     Read {

@@ -25,8 +25,8 @@ pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
 pub use rematic_memory::{Allocator, Timeline};
 pub use rematic_plan::{
-    Baseline, DocumentError, Infeasible, Limits, LimitsError, MilpOptions, MilpOutcome, ModuleGraph, ModuleStats,
-    Outcome, PlanDocument, PlanError, Problem, Replayed, Solution, StepStats, milp, optimal_policy,
+    Baseline, DocumentError, Infeasible, Limits, MilpOptions, MilpOutcome, ModuleGraph, ModuleStats, Outcome,
+    PlanDocument, PlanError, Problem, Replayed, Solution, StepStats, milp, optimal_policy,
 };
 pub use rematic_report::{
     CurvePoint, CurveReport, MilpReport, PlanReport, SavedReport, StatsReport, Style, Verdict, devices_json,

@@ -5,5 +5,7 @@ mod config;
 mod devices;
 mod options;
 mod output;
+mod planning;
+mod plans;
 mod run;
 mod traces;

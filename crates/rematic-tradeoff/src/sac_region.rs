@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use rematic_cost::Costs;
 use rematic_memory::Allocator;
-use rematic_trace::{Bytes, CallId, Event, Millis, ModuleId, Op, Phase, StepTrace, StorageId};
+use rematic_trace::{Bytes, CallId, Event, Millis, ModuleId, Op, OpId, Phase, StepTrace, StorageId};
 
 use crate::SacStats;
 
@@ -37,9 +37,10 @@ pub const ALWAYS_SKIPPED: [&str; 19] = [
     "sym_stride.default",
 ];
 
-/// One call of a module that has children, seen as a unit that can be checkpointed.
+/// One call of a module that has children, as torch's `SACEstimator` sees it: whether or not its backward needs anything,
+/// which [`rematic_memory::Region`] asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Region {
+pub struct SacRegion {
     /// The call.
     pub call: CallId,
     /// Its module.
@@ -48,17 +49,17 @@ pub struct Region {
     pub ops: Range<usize>,
 }
 
-impl Region {
+impl SacRegion {
     /// The regions of a step, in the order in which their forward begins.
     #[must_use]
-    pub fn all(trace: &StepTrace) -> Vec<Region> {
+    pub fn all(trace: &StepTrace) -> Vec<SacRegion> {
         let mut has_children = vec![false; trace.modules().len()];
         for module in trace.modules() {
             if let Some(parent) = module.parent {
                 has_children[parent.index()] = true;
             }
         }
-        let mut regions: Vec<Option<Region>> = vec![None; trace.calls().len()];
+        let mut regions: Vec<Option<SacRegion>> = vec![None; trace.calls().len()];
         let mut ops_run = 0;
         for &event in trace.events() {
             match event {
@@ -66,7 +67,7 @@ impl Region {
                 Event::Enter(call) => {
                     let module = trace.call(call).module;
                     if has_children[module.index()] {
-                        regions[call.index()] = Some(Region { call, module, ops: ops_run..ops_run });
+                        regions[call.index()] = Some(SacRegion { call, module, ops: ops_run..ops_run });
                     }
                 }
                 Event::Exit(call) => {
@@ -79,6 +80,15 @@ impl Region {
         }
         // Calls are numbered in the order in which they begin.
         regions.into_iter().flatten().collect()
+    }
+
+    /// The operators that a policy decides about, in the order of [`SacStats`].
+    pub fn decided_ops<'a>(&self, trace: &'a StepTrace) -> impl Iterator<Item = OpId> + use<'a> {
+        let ops = self.ops.clone().map(OpId::new);
+        ops.filter(|&op| {
+            let op = trace.op(op);
+            op.phase == Phase::Forward && !ALWAYS_SKIPPED.contains(&trace.op_name(op))
+        })
     }
 }
 
@@ -96,7 +106,7 @@ struct Facts {
 
 /// What every region of a step is made from.
 #[derive(Debug)]
-pub struct RegionFacts<'a> {
+pub struct SacFacts<'a> {
     trace: &'a StepTrace,
     times: &'a [Millis],
     /// The forward operators that are not skipped.
@@ -105,7 +115,7 @@ pub struct RegionFacts<'a> {
     writers: HashMap<StorageId, Vec<usize>>,
 }
 
-impl<'a> RegionFacts<'a> {
+impl<'a> SacFacts<'a> {
     /// Reads a step once. `allocator` says how many bytes a storage takes; torch's estimator counts the bytes that a
     /// CUDA tensor really takes, and those that any other tensor asks for.
     #[must_use]
@@ -147,12 +157,12 @@ impl<'a> RegionFacts<'a> {
                 }
             }
         }
-        RegionFacts { trace, times: costs.times(), kept, writers }
+        SacFacts { trace, times: costs.times(), kept, writers }
     }
 
     /// The facts about one region's operators, in time linear in their number.
     #[must_use]
-    pub fn stats(&self, region: &Region) -> SacStats {
+    pub fn stats(&self, region: &SacRegion) -> SacStats {
         let start = self.kept.partition_point(|facts| facts.op < region.ops.start);
         let end = self.kept.partition_point(|facts| facts.op < region.ops.end);
         let inside = &self.kept[start..end.max(start)];
@@ -191,7 +201,7 @@ impl<'a> RegionFacts<'a> {
     /// A storage that is born outside the region has none but the operator itself, whatever views of it are made
     /// inside. Torch takes the first such view, and its policies then recompute the change with it: on a tensor that
     /// has already been changed once.
-    fn parent(&self, op: &Op, position: usize, region: &Region, start: usize) -> usize {
+    fn parent(&self, op: &Op, position: usize, region: &SacRegion, start: usize) -> usize {
         let outputs = output_storages(self.trace, op);
         let born_inside = outputs.iter().all(|storage| {
             self.trace.storages()[storage.index()].birth.is_some_and(|birth| region.ops.contains(&birth.index()))

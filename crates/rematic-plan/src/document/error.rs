@@ -1,0 +1,153 @@
+use std::path::PathBuf;
+
+use rematic_trace::FileAction;
+
+use super::{PLAN_FORMAT, PLAN_VERSION};
+
+/// A plan file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DocumentError {
+    /// The operating system refuses.
+    #[error("cannot {action} {}: {source}; {}", path.display(), action.advice())]
+    Io {
+        /// What was tried.
+        action: FileAction,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Nothing in it.
+    #[error("{} is empty; make a plan with `rematic plan … -o FILE`", path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// More text than any real plan.
+    #[error("{} has more than {limit} bytes; that is no plan", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The most that is read.
+        limit: u64,
+    },
+    /// The text ends too early.
+    #[error("{} ends in the middle (line {line}, column {column}): the file was cut off; plan again", path.display())]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        line: usize,
+        /// Where.
+        column: usize,
+    },
+    /// Not a plan.
+    #[error(
+        "{} is not a plan: {place}{}{source}; make one with `rematic plan … -o FILE`", path.display(),
+        if place.is_empty() { "" } else { ": " }
+    )]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// The field; empty for the whole.
+        place: String,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// Another kind of file.
+    #[error("{} says that it is `{found}`, not `{PLAN_FORMAT}`; make a plan with `rematic plan … -o FILE`", path.display())]
+    OtherFormat {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        found: String,
+    },
+    /// A version that does not exist yet, or never did.
+    #[error("{} has format version {found}; this rematic reads 1 to {PLAN_VERSION}: update rematic, or plan again", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        found: u64,
+    },
+    /// A number out of its range.
+    #[error("{} is not valid: {place} is {found}, but must be {needed}; plan again", path.display())]
+    Number {
+        /// The file.
+        path: PathBuf,
+        /// The field.
+        place: String,
+        /// What it says.
+        found: f64,
+        /// What may be there.
+        needed: &'static str,
+    },
+    /// Operators that are not numbered one after the other.
+    #[error(
+        "{} is not valid: operator {expected} of `{module}` is numbered {found}; a policy names all operators of a module \
+         in order, from 0: plan again", path.display()
+    )]
+    OpNumber {
+        /// The file.
+        path: PathBuf,
+        /// The module.
+        module: String,
+        /// The operator's position.
+        expected: usize,
+        /// What it says.
+        found: usize,
+    },
+    /// A region that is there twice.
+    #[error("{} is not valid: it checkpoints call {call} of `{module}` twice; keep one of them", path.display())]
+    Duplicate {
+        /// The file.
+        path: PathBuf,
+        /// The module.
+        module: String,
+        /// Which call.
+        call: usize,
+    },
+    /// A module that the model does not have, or that cannot be checkpointed.
+    #[error(
+        "the plan is for another step, of {planned}: it checkpoints call {call} (from 0) of `{module}`, of which this step has \
+         {calls} that can be checkpointed; plan again for this one"
+    )]
+    UnknownRegion {
+        /// The model that the plan says it is for.
+        planned: String,
+        /// The module.
+        module: String,
+        /// Which call.
+        call: usize,
+        /// How many calls there are.
+        calls: usize,
+    },
+    /// Another operator than the plan expects.
+    #[error(
+        "the plan is for another step, of {planned}: operator {index} of `{module}` is {} in the plan, but {} in this step; \
+         plan again for this one",
+        expected.as_deref().unwrap_or("not there"),
+        found.as_deref().unwrap_or("not there")
+    )]
+    OtherOperator {
+        /// The model that the plan says it is for.
+        planned: String,
+        /// The module.
+        module: String,
+        /// Position in its forward.
+        index: usize,
+        /// What the plan says; `None` if it has fewer operators.
+        expected: Option<String>,
+        /// What the step has; `None` if it has fewer operators.
+        found: Option<String>,
+    },
+    /// Two regions of the plan contain each other.
+    #[error("the plan checkpoints both `{outer}` and `{inner}` inside it; keep one of them")]
+    Nested {
+        /// The outer module.
+        outer: String,
+        /// The inner module.
+        inner: String,
+    },
+}

@@ -1,0 +1,115 @@
+use crate::run::{Ran, refused, run};
+
+/// A step of 401 KiB that can be brought down to 261 KiB.
+pub(crate) const SMALL: [&str; 13] =
+    ["seed-transformer", "--layers", "2", "--dim", "8", "--heads", "2", "--vocab", "16", "--seq", "64", "--batch", "4"];
+
+const PLANNERS: [&str; 3] = ["exact", "greedy", "milp"];
+
+fn with<'a>(verb: &'a str, options: &[&'a str]) -> Vec<&'a str> {
+    [&[verb], SMALL.as_slice(), options].concat()
+}
+
+fn answered(arguments: &[&str], code: i32) -> Ran {
+    let ran = run(arguments);
+    assert_eq!(ran.code, Some(code), "{arguments:?}: {ran:?}");
+    ran
+}
+
+#[test]
+fn a_budget_of_nothing_is_refused() {
+    for (budget, shown) in [("0", "0 B"), ("0GiB", "0 B"), ("0.0001", "0 B")] {
+        refused(&with("plan", &["--budget", budget]), &["the budget is", shown, "like 38GiB"]);
+    }
+}
+
+#[test]
+fn a_budget_is_a_size() {
+    for budget in ["-1", "-1GiB", "x", "38 gigs", "GiB", "NaN", "inf", "1e400", "99999999999999999999", "1.6.2GiB"] {
+        refused(&with("plan", &[&format!("--budget={budget}")]), &["--budget", budget, "is not a size", "38GiB, 40GB"]);
+    }
+    refused(&with("plan", &["--budget", ""]), &["--budget"]);
+    refused(&with("plan", &[]), &["--budget <SIZE>"]);
+}
+
+#[test]
+fn a_budget_beyond_the_device_is_answered_with_a_warning() {
+    for planner in PLANNERS {
+        let ran = answered(&with("plan", &["--planner", planner, "--device", "h100", "--budget", "81GB"]), 0);
+        let warning =
+            "warning: the budget of 75.44 GiB is larger than the memory of NVIDIA H100 SXM5 80GB, 74.51 GiB\n";
+        assert_eq!(ran.stderr, warning, "{planner}");
+        assert!(ran.stdout.contains("Fits as it is"), "{planner}: {}", ran.stdout);
+    }
+    // The exit code is that of the answer.
+    let big = ["plan", "llama-3-8b", "--seq", "8192", "--device", "h100", "--budget", "80GiB", "--never", "*"];
+    let ran = answered(&big, 3);
+    assert!(ran.stderr.starts_with("warning: the budget of 80.00 GiB"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_budget_below_all_plans_is_an_answer() {
+    for (planner, budget) in [("exact", "260KiB"), ("greedy", "260KiB"), ("milp", "1KiB")] {
+        let ran = answered(&with("plan", &["--planner", planner, "--budget", budget]), 3);
+        assert!(
+            ran.stdout.contains("Cannot fit") && ran.stdout.contains("Raise --budget to at least"),
+            "{}",
+            ran.stdout
+        );
+        assert_eq!(ran.stderr, "");
+    }
+}
+
+#[test]
+fn patterns_that_match_nothing_are_answered_with_what_there_is() {
+    for option in ["--only", "--never"] {
+        for pattern in ["layer.*", "LAYERS.0", "", "layers.[01]", "Transformer.layers.2"] {
+            let given = [option, pattern];
+            let parts = [option, pattern, "matches no module", "\n  layers.*  2×\n", "  layers.*.feed_forward  2×\n"];
+            for planner in PLANNERS {
+                refused(&with("plan", &[&["--budget", "400KiB", "--planner", planner], &given[..]].concat()), &parts);
+            }
+            refused(&with("curve", &given), &parts);
+        }
+    }
+}
+
+#[test]
+fn patterns_that_leave_nothing_are_an_answer() {
+    for planner in PLANNERS {
+        let ran = answered(&with("plan", &["--budget", "300KiB", "--planner", planner, "--never", "*"]), 3);
+        assert!(ran.stdout.contains("Cannot fit 300.00 KiB"), "{planner}: {}", ran.stdout);
+    }
+}
+
+#[test]
+fn a_curve_has_a_few_points() {
+    for points in ["0", "1", "-1", "10001", "18446744073709551616", "x", "2.5"] {
+        refused(&with("curve", &["--points", points]), &["--points", points, "whole number from 2 to 10000"]);
+    }
+    let ran = answered(&with("curve", &["--points", "2"]), 0);
+    assert_eq!(ran.stdout.lines().count(), 4, "{}", ran.stdout);
+}
+
+#[test]
+fn there_is_at_least_one_device() {
+    for count in ["0", "-4", "x", "1.5", "4294967296"] {
+        let parts = ["--world-size", count, "whole number from 1 to 4294967295"];
+        refused(&with("curve", &["--world-size", count]), &parts);
+        refused(&with("replay", &["--plan", "plan.json", "--world-size", count]), &parts);
+        for planner in PLANNERS {
+            refused(&with("plan", &["--budget", "1GiB", "--planner", planner, "--world-size", count]), &parts);
+        }
+    }
+    answered(&with("plan", &["--budget", "1GiB", "--world-size", "4294967295"]), 0);
+}
+
+#[test]
+fn settings_of_the_solver_are_in_range() {
+    for gap in ["-0.1", "1", "NaN", "x"] {
+        refused(&with("plan", &["--budget", "1GiB", "--planner", "milp", "--gap", gap]), &["--gap", gap, "below 1"]);
+    }
+    refused(&with("plan", &["--budget", "1GiB", "--time-limit", "-1"]), &["--time-limit", "-1"]);
+    refused(&with("plan", &["--budget", "1GiB", "--planner", "milp", "--whole"]), &["--whole", "--planner exact"]);
+    refused(&with("plan", &["--budget", "1GiB", "--planner", "best"]), &["'best'", "exact, greedy, milp"]);
+}

@@ -1,0 +1,287 @@
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use serde_json::{Value, json};
+
+use crate::planning::SMALL;
+use crate::run::{refused, run};
+
+/// A folder with the plans of the planners exact and milp.
+static PLANS: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    for planner in ["exact", "milp"] {
+        let path = folder.path().join(planner);
+        let options = ["--budget", "330KiB", "--world-size", "2", "--planner", planner, "-o", path.to_str().unwrap()];
+        let ran = run(&[&["plan"], SMALL.as_slice(), &options].concat());
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    }
+    folder
+});
+
+fn plan(planner: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(PLANS.path().join(planner)).unwrap()).unwrap()
+}
+
+fn replay<'a>(source: &[&'a str], path: &'a Path) -> Vec<&'a OsStr> {
+    let source = source.iter().map(|word| OsStr::new(*word));
+    [OsStr::new("replay")].into_iter().chain(source).chain([OsStr::new("--plan"), path.as_os_str()]).collect()
+}
+
+/// A file with this content, which must be refused.
+#[track_caller]
+fn refused_plan(content: impl AsRef<[u8]>, parts: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let path: PathBuf = folder.path().join("plan.json");
+    std::fs::write(&path, content).unwrap();
+    refused(&replay(&SMALL, &path), parts);
+}
+
+/// The exact planner's plan after a change.
+#[track_caller]
+fn refused_change(change: impl FnOnce(&mut Value), parts: &[&str]) {
+    let mut plan = plan("exact");
+    change(&mut plan);
+    refused_plan(plan.to_string(), parts);
+}
+
+#[test]
+fn whole_plans_are_replayed_to_what_they_promise() {
+    for planner in ["exact", "milp"] {
+        let path = PLANS.path().join(planner);
+        let ran = run(&[replay(&SMALL, &path), vec![OsStr::new("--json")]].concat());
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{planner}");
+        let (plan, replayed) = (plan(planner), serde_json::from_str::<Value>(&ran.stdout).unwrap());
+        assert!(!plan["regions"].as_array().unwrap().is_empty(), "{planner}");
+        for field in ["peak_bytes", "recompute_ms", "baseline_peak_bytes"] {
+            assert_eq!(replayed[field], plan[field], "{planner}: {field}");
+            assert_eq!(replayed["replayed"][field], plan[field], "{planner}: {field}");
+        }
+    }
+}
+
+/// What a replay says is not what the plan promised, if the step is spread over fewer devices.
+#[test]
+fn plans_that_do_not_fit_here_say_so() {
+    let path = PLANS.path().join("exact");
+    let arguments = [replay(&SMALL, &path), vec![OsStr::new("--world-size"), OsStr::new("1")]].concat();
+    let ran = run(&arguments);
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert!(ran.stdout.contains("\nDoes not fit with this plan, by "), "{}", ran.stdout);
+    let ran = run(&[arguments, vec![OsStr::new("--json")]].concat());
+    let replayed = &serde_json::from_str::<Value>(&ran.stdout).unwrap()["replayed"];
+    assert_eq!(replayed["within_budget"], json!(false));
+    assert!(replayed["peak_bytes"].as_u64() > plan("exact")["budget_bytes"].as_u64());
+}
+
+/// What is printed as JSON has the decisions of the file, and says what the replay says, above the budget or not.
+#[test]
+fn the_planner_milp_prints_its_decisions() {
+    for (budget, within) in [("330KiB", false), ("1GiB", true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan.json");
+        let options = ["--planner", "milp", "--budget", budget, "--json", "-o", path.to_str().unwrap()];
+        let ran = run(&[&["plan"], SMALL.as_slice(), &options].concat());
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{budget}");
+        let printed: Value = serde_json::from_str(&ran.stdout).unwrap();
+        let written: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(printed["replayed"]["within_budget"], json!(within), "{budget}");
+        assert_eq!(printed["replayed"]["peak_bytes"], written["peak_bytes"], "{budget}");
+        assert!(printed["peak_bytes"].as_u64() <= printed["budget_bytes"].as_u64(), "{budget}");
+        let regions = |plan: &Value| -> Vec<(Value, Vec<(Value, Value)>)> {
+            let decision = |op: &Value| (op["op"].clone(), op["decision"].clone());
+            let policy = |region: &Value| region["policy"].as_array().unwrap().iter().map(decision).collect();
+            let regions = plan["regions"].as_array().unwrap();
+            regions.iter().map(|region| (region["module"].clone(), policy(region))).collect()
+        };
+        assert_eq!(regions(&printed), regions(&written), "{budget}");
+        assert_eq!(regions(&printed).is_empty(), budget == "1GiB", "{budget}");
+    }
+}
+
+/// A step that fits has a plan too: the one that drops nothing.
+#[test]
+fn a_plan_that_drops_nothing_is_replayed() {
+    for planner in ["exact", "milp"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan.json");
+        let options = ["--budget", "1GiB", "--planner", planner, "-o", path.to_str().unwrap()];
+        let ran = run(&[&["plan"], SMALL.as_slice(), &options].concat());
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{planner}");
+        let ran = run(&replay(&SMALL, &path));
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{planner}");
+        assert!(ran.stdout.contains("Nothing is checkpointed"), "{planner}: {}", ran.stdout);
+    }
+}
+
+#[test]
+fn where_there_is_no_plan_none_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    let path = path.to_str().unwrap();
+    for planner in ["exact", "milp"] {
+        let ran = run(&[&["plan"], SMALL.as_slice(), &["--budget", "1KiB", "--planner", planner, "-o", path]].concat());
+        let warning = format!("warning: there is no plan, so {path} is not written\n");
+        assert_eq!((ran.code, ran.stderr), (Some(3), warning), "{planner}");
+        assert!(!Path::new(path).exists());
+    }
+}
+
+#[test]
+fn a_plan_that_cannot_be_written_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("no/such/plan.json");
+    for (path, reason) in [(missing.as_path(), "No such file"), (folder.path(), "directory")] {
+        let path = path.to_str().unwrap();
+        for planner in ["exact", "milp"] {
+            let options = ["--budget", "330KiB", "--planner", planner, "-o", path];
+            refused(
+                &[&["plan"], SMALL.as_slice(), &options].concat(),
+                &["cannot write", path, reason, "folder that exists"],
+            );
+        }
+    }
+}
+
+#[test]
+fn plans_for_other_steps_name_the_first_difference() {
+    let exact = PLANS.path().join("exact");
+    let module = plan("exact")["regions"][0]["module"].as_str().unwrap().to_owned();
+    refused(
+        &replay(&["gpt2"], &exact),
+        &["for another step, of seed-transformer", "call 0", &module, "this step has 0", "plan again"],
+    );
+    let without_dropout = [SMALL.as_slice(), &["--dropout", "0"]].concat();
+    refused(
+        &replay(&without_dropout, &exact),
+        &["for another step", "operator", "is native_dropout.default in the plan, but", "in this step", "plan again"],
+    );
+    refused_change(
+        |plan| plan["regions"][0]["policy"][0]["op"] = json!("relu.default"),
+        &["operator 0 of", &module, "is relu.default in the plan, but", "in this step"],
+    );
+    refused_change(
+        |plan| plan["regions"][0]["policy"].as_array_mut().unwrap().truncate(3),
+        &["operator 3 of", "is not there in the plan, but", "in this step"],
+    );
+    refused_change(|plan| plan["regions"][0]["call"] = json!(1), &["call 1", "this step has 1"]);
+}
+
+#[test]
+fn files_that_are_no_plans_are_refused() {
+    refused_plan("", &["plan.json is empty", "rematic plan"]);
+    refused_plan(" \n", &["plan.json is empty", "rematic plan"]);
+    refused_plan("no plan", &["is not a plan", "line 1 column 2", "rematic plan … -o FILE"]);
+    refused_plan("[]", &["is not a plan", "rematic plan … -o FILE"]);
+    refused_plan("{}", &["is not a plan", "missing field `format`"]);
+    refused_plan([0xff, 0xfe, 0, 1], &["is not a plan"]);
+    refused_plan("[".repeat(100_000), &["is not a plan"]);
+    let folder = tempfile::tempdir().unwrap();
+    refused(&replay(&SMALL, folder.path()), &["cannot read", "directory", "check the path"]);
+    refused(&replay(&SMALL, &folder.path().join("none")), &["cannot read", "none", "No such file", "check the path"]);
+    refused_change(
+        |plan| plan["format"] = json!("rematic-trace"),
+        &["says that it is `rematic-trace`", "`rematic-plan`"],
+    );
+}
+
+#[test]
+fn plans_that_are_cut_off_are_refused() {
+    let text = std::fs::read(PLANS.path().join("exact")).unwrap();
+    for part in 1..20 {
+        refused_plan(&text[..text.len() * part / 20], &["ends in the middle (line ", "cut off; plan again"]);
+    }
+}
+
+#[test]
+fn versions_that_are_not_known_are_refused() {
+    for version in [0, 2, 4_294_967_296_u64] {
+        let parts = [&format!("format version {version}"), "reads 1 to 1", "update rematic"];
+        refused_change(|plan| plan["version"] = json!(version), &parts);
+    }
+    // Whatever else it has.
+    refused_plan(r#"{"format": "rematic-plan", "version": 7, "waves": []}"#, &["format version 7"]);
+    refused_change(|plan| plan["version"] = json!("1"), &["version", "expected u32"]);
+}
+
+#[test]
+fn wrong_types_are_named_by_their_place() {
+    refused_change(|plan| plan["regions"] = json!({}), &["is not a plan: regions: ", "expected a sequence"]);
+    refused_change(|plan| plan["regions"][0] = json!(3), &["regions[0]", "expected struct"]);
+    refused_change(|plan| plan["regions"][0]["module"] = json!(3), &["regions[0].module", "expected a string"]);
+    refused_change(|plan| plan["regions"][0]["policy"][2]["index"] = json!("2"), &["regions[0].policy[2].index"]);
+    refused_change(
+        |plan| plan["regions"][0]["policy"][2]["decision"] = json!("keep"),
+        &["regions[0].policy[2].decision", "`keep`", "`save` or `recompute`"],
+    );
+    refused_change(|plan| plan["colour"] = json!(1), &["unknown field `colour`"]);
+    refused_change(|plan| drop(plan.as_object_mut().unwrap().remove("regions")), &["missing field `regions`"]);
+}
+
+#[test]
+fn numbers_out_of_range_are_refused() {
+    refused_change(|plan| plan["step_ms"] = json!(-1.5), &["step_ms is -1.5", "0 or more", "plan again"]);
+    refused_change(|plan| plan["recompute_ms"] = json!(-0.1), &["recompute_ms is -0.1"]);
+    refused_change(|plan| plan["regions"][0]["recompute_ms"] = json!(-2), &["regions[0].recompute_ms is -2"]);
+    refused_change(|plan| plan["regions"][0]["discard"] = json!(1.01), &["regions[0].discard is 1.01", "from 0 to 1"]);
+    refused_change(|plan| plan["regions"][0]["discard"] = json!(-1), &["regions[0].discard is -1"]);
+    refused_change(|plan| plan["regions"][0]["discard"] = json!(null), &["regions[0].discard", "expected f64"]);
+    refused_change(|plan| plan["peak_bytes"] = json!(-1), &["peak_bytes", "`-1`"]);
+    refused_change(|plan| plan["budget_bytes"] = json!(1.5), &["budget_bytes", "`1.5`"]);
+    refused_change(|plan| plan["world_size"] = json!(0), &["world_size is 0", "at least 1"]);
+    refused_change(|plan| plan["regions"][0]["call"] = json!(-1), &["regions[0].call", "`-1`"]);
+    let text = String::from_utf8(std::fs::read(PLANS.path().join("exact")).unwrap()).unwrap();
+    for (number, reason) in [("NaN", "expected value"), ("1e999", "number out of range"), ("-inf", "invalid number")] {
+        let start = text.find("\"step_ms\": ").unwrap() + "\"step_ms\": ".len();
+        let end = start + text[start..].find(',').unwrap();
+        refused_plan(format!("{}{number}{}", &text[..start], &text[end..]), &["step_ms", reason]);
+    }
+}
+
+#[test]
+fn operators_are_numbered_in_order() {
+    let module = plan("exact")["regions"][0]["module"].as_str().unwrap().to_owned();
+    for index in [99, 1_u64 << 40, u64::MAX] {
+        refused_change(
+            |plan| plan["regions"][0]["policy"][2]["index"] = json!(index),
+            &[&format!("operator 2 of `{module}` is numbered {index}"), "in order, from 0"],
+        );
+    }
+    // Beyond the module's last operator, though in order.
+    let beyond = plan("exact")["regions"][0]["policy"].as_array().unwrap().len();
+    refused_change(
+        |plan| {
+            let op = json!({"index": beyond, "op": "mm.default", "decision": "save"});
+            plan["regions"][0]["policy"].as_array_mut().unwrap().push(op);
+        },
+        &[&format!("operator {beyond} of `{module}` is mm.default in the plan, but not there in this step")],
+    );
+    refused_change(|plan| plan["regions"][0]["policy"].as_array_mut().unwrap().swap(0, 1), &["is numbered 1"]);
+}
+
+#[test]
+fn regions_do_not_repeat_or_contain_each_other() {
+    refused_change(
+        |plan| {
+            let regions = plan["regions"].as_array_mut().unwrap();
+            regions.push(regions[0].clone());
+        },
+        &["checkpoints call 0 of", "twice", "keep one"],
+    );
+    // Plans for the same step that take other levels of the tree.
+    let folder = tempfile::tempdir().unwrap();
+    let regions = |only: &str| {
+        let path = folder.path().join("plan.json");
+        let options = ["--budget", "350KiB", "--only", only, "-o", path.to_str().unwrap()];
+        let ran = run(&[&["plan"], SMALL.as_slice(), &options].concat());
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{only}");
+        serde_json::from_slice::<Value>(&std::fs::read(&path).unwrap()).unwrap()
+    };
+    let (outer, inner) = (regions("layers.0"), regions("layers.0.feed_forward"));
+    let mut both = outer.clone();
+    both["regions"].as_array_mut().unwrap().extend(inner["regions"].as_array().unwrap().iter().cloned());
+    refused_plan(
+        both.to_string(),
+        &["both `Transformer.layers.0` and `Transformer.layers.0.feed_forward` inside it", "keep one"],
+    );
+}
