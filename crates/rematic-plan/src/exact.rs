@@ -12,13 +12,29 @@
 //! ```
 //!
 //! The sets of dropped regions grow through forward and shrink through backward, so one constraint per end of a region is
-//! enough: what must be freed by the regions that end there or before ([`Ceiling`]). While a region runs again, what it
-//! rebuilds takes the place of what it had dropped: a constraint on the regions before it.
+//! enough: what must be freed by the regions that end there or before ([`Ceiling`](crate::problem::Ceiling)).
 //!
-//! It is meant as a relaxation. What it leaves out: a region's inputs live until its
-//! backward is over; what a policy saves is there while the region is rebuilt; inside its own forward a region has freed
-//! only a part. Where a policy keeps more than its
-//! region drops it is stricter than the replay, so its bound is not a proof.
+//! # Why it is a relaxation
+//!
+//! Every plan whose replay stays within the budget satisfies the constraints, so that no plan takes less than their
+//! optimum:
+//!
+//! - Between its forward and its backward a checkpointed region changes memory by exactly what its policy keeps less what
+//!   autograd alone held. An output counts as kept only if nothing outside refers to it when the next module returns, and
+//!   an input only if no other region counts it too.
+//! - A policy that keeps more than that frees a negative amount. That counts where the region is surely dropped; where one
+//!   that ends later is rebuilt after it, it is taken as nothing.
+//! - In its own forward a region has freed at most what autograd alone holds by then, and at most so much more than its
+//!   policy frees in the end as if all that is not yet made were saved ([`Node::own_forward`], `own_forward_with`).
+//!   Moments before anything inside a region has ended belong to that region (`first_forward`): they are excused if it is
+//!   chosen.
+//! - While it runs again, at least what was made and needed up to there is in memory, whatever was saved
+//!   ([`Node::rebuilding`]), and afterwards no less than in the plain step: a constraint on the regions before it.
+//! - What a plain step holds until gradients have been reduced, a checkpointed one lets go when the backward function
+//!   returns: the ceilings take the earlier moment for all.
+//!
+//! What it leaves out makes it weaker, not wrong: the replay decides, and where it is above the budget the constraints are
+//! tightened there ([`Tightening`]); the bound is that of the first solution, without any tightening.
 //!
 //! # The solution
 //!

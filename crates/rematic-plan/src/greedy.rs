@@ -44,7 +44,8 @@ impl Problem<'_> {
             let fits = replayed.peak <= budget;
             let solution = Solution { checkpoints, replayed, lower_bound: Millis(0.0) };
             if fits {
-                return Outcome::Planned(solution);
+                let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
+                return Outcome::Planned(Solution { lower_bound, ..solution });
             }
             if best.as_ref().is_none_or(|best| solution.replayed.peak < best.replayed.peak) {
                 best = Some(solution);

@@ -23,7 +23,7 @@ pub struct Solution {
     pub checkpoints: Vec<Checkpoint>,
     /// What the replay says: the promise.
     pub replayed: Replayed,
-    /// The bound of the planner's model; the best time itself where all plans were looked at.
+    /// No plan within the budget takes less.
     pub lower_bound: Millis,
 }
 
@@ -58,9 +58,15 @@ impl Problem<'_> {
             return Outcome::Infeasible(Infeasible { least });
         }
         // Its bound is that of a smaller budget.
-        let relaxed = exact::solve(self, budget.0, &Tightening::none(self));
-        let lower_bound = Millis(relaxed.map_or(0.0, |relaxed| relaxed.lower_bound).min(least.replayed.recompute.0));
+        let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
         Outcome::Planned(Solution { lower_bound, ..least })
+    }
+
+    /// A time of recomputation that no plan within the budget stays below, from the relaxation alone; `None` if no plan is
+    /// within it.
+    #[must_use]
+    pub fn lower_bound(&self, budget: Bytes) -> Option<Millis> {
+        exact::solve(self, budget.0, &Tightening::none(self)).map(|relaxed| Millis(relaxed.lower_bound))
     }
 
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.

@@ -155,8 +155,11 @@ impl PlanReport<'_> {
         let _ = writeln!(text, "{fits}: peak {} -> {} of {}{place}.", self.baseline, plan.peak_bytes, self.budget);
         let share = plan.recompute_ms.0 / self.step.0.max(f64::MIN_POSITIVE) * 100.0;
         let gap = (plan.recompute_ms.0 / plan.lower_bound_ms.0.max(f64::MIN_POSITIVE) - 1.0).max(0.0) * 100.0;
-        let quality =
-            if gap < 0.005 { "at the model's bound".to_owned() } else { format!("{gap:.2} % above the model's bound") };
+        let quality = if gap < 0.005 {
+            "no plan takes less".to_owned()
+        } else {
+            format!("at most {gap:.2} % above the best plan")
+        };
         let _ = writeln!(
             text,
             "Recomputing takes {} on top of {} ({share:.2} %); {quality}.\n",

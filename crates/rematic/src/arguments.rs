@@ -227,7 +227,7 @@ pub(crate) struct ReplayArguments {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PlannerName {
-    /// The least recomputation under which the replayed step fits, with the model's bound
+    /// The least recomputation under which the replayed step fits, with a proved bound
     Exact,
     /// The most bytes per time first: the baseline
     Greedy,

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use rematic_cost::{CostRule, Costs, Device, ModuleTimes};
 use rematic_memory::{Allocator, Timeline};
-use rematic_plan::StepStats;
+use rematic_plan::{Limits, MilpOptions, MilpOutcome, ModuleGraph, Outcome, PlanDocument, Problem, StepStats, milp};
 use rematic_report::{StatsReport, Style};
-use rematic_trace::StepTrace;
+use rematic_trace::{Bytes, StepTrace};
+use rematic_tradeoff::Tradeoffs;
 
 /// Whether the bytes are a trace. Panics only if Rematic does, or if a result contradicts itself.
 pub(crate) fn consume(bytes: &[u8]) -> bool {
@@ -26,6 +27,28 @@ pub(crate) fn consume(bytes: &[u8]) -> bool {
         let report = StatsReport { trace: &trace, timeline: &timeline, costs: &costs, stats: &stats, device: &device };
         assert!(report.json(true).ends_with("}\n"));
         assert!(report.text(Style::default()).contains("Peak"));
+        plan(&trace, &costs, &stats, allocator);
     }
     true
+}
+
+/// Every planner, for a budget that may or may not be reached.
+fn plan(trace: &StepTrace, costs: &Costs, stats: &StepStats, allocator: Allocator) {
+    let problem = Problem::new(trace, costs, Limits { allocator, ..Limits::default() }).unwrap();
+    let budget = Bytes(problem.baseline().peak.0 / 10 * 9);
+    for outcome in [problem.exact(budget), problem.greedy(budget)] {
+        let Outcome::Planned(solution) = outcome else { continue };
+        assert!(solution.replayed.peak <= budget);
+        let document = PlanDocument::new(&problem, &solution, budget, "h100");
+        assert_eq!(document.checkpoints(trace, problem.regions()).unwrap(), solution.checkpoints);
+    }
+    // Sizes that add up to more than 64 bits are a fair answer.
+    let Ok(tradeoffs) = Tradeoffs::new(trace, costs, allocator) else { return };
+    let graph = ModuleGraph::new(trace, stats, &tradeoffs);
+    let budget = Bytes(graph.peak(1).0 / 10 * 9);
+    if let Ok(MilpOutcome::Planned(plan)) = milp(&graph, &MilpOptions::new(budget)) {
+        let solution = problem.replay_milp(&plan, &tradeoffs).unwrap();
+        let document = PlanDocument::new(&problem, &solution, budget, "h100");
+        assert_eq!(document.checkpoints(trace, problem.regions()).unwrap(), solution.checkpoints);
+    }
 }
