@@ -78,6 +78,8 @@ pub(crate) struct Relaxed {
     pub(crate) picks: Vec<Pick>,
     /// No plan takes less, the frontiers' thinning included.
     pub(crate) lower_bound: f64,
+    /// Whether there was too much to look at, and it may be a little above the optimum.
+    pub(crate) rough: bool,
 }
 
 /// What must be freed, beyond what the plain step says, because a replay has shown it.
@@ -108,9 +110,9 @@ impl Tightening {
 /// Pairs that one run of the programme may look at. Where operators all take the same time per byte, very many
 /// combinations are nearly equal; then the run is repeated with few pairs and policies at each node, and the solution may
 /// be a little above the optimum. The bound stays true.
-const MOST_WORK: usize = 300_000;
-const FEW_PAIRS: usize = 150;
-const FEW_POINTS: usize = 16;
+const MOST_WORK: usize = 100_000;
+const FEW_PAIRS: usize = 100;
+const FEW_POINTS: usize = 12;
 /// How often a good solution is tried to better, and by at least which share.
 const REFINEMENTS: usize = 3;
 const REFINED_SHARE: f64 = 1e-3;
@@ -120,8 +122,8 @@ const GAP_GROWTH: f64 = 4.0;
 /// Times closer than this share are equal: sums of the same times in another order differ by less.
 const TIE: f64 = 1e-12;
 
-/// Solves the relaxation for a budget. `None` if even dropping everything is not enough.
-pub(crate) fn solve(problem: &Problem<'_>, budget: u64, tightening: &Tightening) -> Option<Relaxed> {
+/// Solves the relaxation for a budget; only roughly if that is enough. `None` if even dropping everything is not enough.
+pub(crate) fn solve(problem: &Problem<'_>, budget: u64, tightening: &Tightening, mut rough: bool) -> Option<Relaxed> {
     let nodes = &problem.nodes;
     // The highest ceiling decides most. Regions around it would excuse it while they run; they are few, contain each
     // other, and so exclude each other: try without them, and with each of them alone.
@@ -137,15 +139,16 @@ pub(crate) fn solve(problem: &Problem<'_>, budget: u64, tightening: &Tightening)
             usable[index + 1..nodes[index].next].fill(false);
         }
         let limit = best.as_ref().map_or(f64::INFINITY, |best| best.time);
-        let (bound, found) = Case::new(problem, budget, tightening, usable).solve(limit);
+        let case = Case::new(problem, budget, tightening, usable);
+        let (bound, found) = case.solve(limit, &mut rough);
         lower_bound = lower_bound.min(bound);
         if let Some((time, picks)) = found
             && best.as_ref().is_none_or(|best| time < best.time)
         {
-            best = Some(Relaxed { time, picks, lower_bound: 0.0 });
+            best = Some(Relaxed { time, picks, lower_bound: 0.0, rough });
         }
     }
-    best.map(|best| Relaxed { lower_bound: lower_bound.min(best.time), ..best })
+    best.map(|best| Relaxed { lower_bound: lower_bound.min(best.time), rough, ..best })
 }
 
 /// The nodes that lie in no other but those around the highest ceiling: a model's layers.
@@ -437,7 +440,7 @@ impl<'a> Case<'a> {
     }
 
     /// A bound on the time of all solutions, and the best one if it takes less than the limit.
-    fn solve(&self, limit: f64) -> (f64, Option<(f64, Vec<Pick>)>) {
+    fn solve(&self, limit: f64, rough: &mut bool) -> (f64, Option<(f64, Vec<Pick>)>) {
         if self.at_start > 0 || !self.is_feasible() {
             return (f64::INFINITY, None);
         }
@@ -446,6 +449,9 @@ impl<'a> Case<'a> {
         if lower_bound >= limit {
             return (lower_bound, None);
         }
+        if *rough {
+            return (lower_bound, self.good_solution(&rates, limit));
+        }
         let mut gap = FIRST_GAP * lower_bound + f64::MIN_POSITIVE;
         loop {
             let guess = (lower_bound + gap).min(limit);
@@ -453,7 +459,10 @@ impl<'a> Case<'a> {
                 Run::Found { time, picks, exact } => {
                     return (if exact { time } else { lower_bound }, Some((time, picks)));
                 }
-                Run::TooMuch => return (lower_bound, self.good_solution(&rates, limit)),
+                Run::TooMuch => {
+                    *rough = true;
+                    return (lower_bound, self.good_solution(&rates, limit));
+                }
                 Run::Nothing { exact } if guess >= limit => return (if exact { limit } else { lower_bound }, None),
                 Run::Nothing { .. } => gap = if gap > 1e12 { f64::INFINITY } else { (gap * GAP_GROWTH).max(1e-9) },
             }

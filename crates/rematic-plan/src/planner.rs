@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use rematic_memory::Checkpoint;
 use rematic_trace::{Bytes, Millis};
 
@@ -66,7 +68,7 @@ impl Problem<'_> {
     /// within it.
     #[must_use]
     pub fn lower_bound(&self, budget: Bytes) -> Option<Millis> {
-        exact::solve(self, budget.0, &Tightening::none(self)).map(|relaxed| Millis(relaxed.lower_bound))
+        exact::solve(self, budget.0, &Tightening::none(self), false).map(|relaxed| Millis(relaxed.lower_bound))
     }
 
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
@@ -77,8 +79,8 @@ impl Problem<'_> {
             let lower_bound = replayed.recompute;
             return Some(Solution { checkpoints, replayed, lower_bound });
         }
-        let relaxed = exact::solve(self, budget.0, &Tightening::none(self))?;
-        let (lower_bound, aimed) = (Millis(relaxed.lower_bound), relaxed.time);
+        let relaxed = exact::solve(self, budget.0, &Tightening::none(self), false)?;
+        let (lower_bound, aimed, rough) = (Millis(relaxed.lower_bound), relaxed.time, relaxed.rough);
         let promise = |(checkpoints, replayed)| Solution { checkpoints, replayed, lower_bound };
         // The best of several aims: a tightened model may overshoot, and the solution for a lower aim be better.
         let mut best = self.tightened(budget, budget, relaxed);
@@ -88,7 +90,7 @@ impl Problem<'_> {
         for share in LOWER_AIMS {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the budget")]
             let aim = Bytes((budget.0 as f64 * (1.0 - share)) as u64);
-            let Some(relaxed) = exact::solve(self, aim.0, &Tightening::none(self)) else { break };
+            let Some(relaxed) = exact::solve(self, aim.0, &Tightening::none(self), rough) else { break };
             if best.as_ref().is_some_and(|(_, best)| best.recompute.0 <= relaxed.lower_bound) {
                 break;
             }
@@ -110,7 +112,7 @@ impl Problem<'_> {
             if replayed.peak <= budget {
                 return Some((checkpoints, replayed));
             }
-            relaxed = exact::solve(self, aim.0, &tightening)?;
+            relaxed = exact::solve(self, aim.0, &tightening, relaxed.rough)?;
         }
         None
     }
@@ -162,17 +164,43 @@ impl Problem<'_> {
 
     /// Plans for budgets in equal steps from the step as it is down to the least that can be reached, the largest first.
     /// Time never rises with the budget: a plan for a smaller one serves for a larger one too.
+    ///
+    /// The budgets are shared out among the processor's cores; `progress` is told after each one.
     #[must_use]
-    pub fn curve(&self, points: usize) -> Vec<(Bytes, Solution)> {
+    pub fn curve(&self, points: usize, progress: impl Fn() + Sync) -> Vec<(Bytes, Solution)> {
         let least = self.least();
+        progress();
         let (high, low) = (self.baseline().peak.0, least.replayed.peak.0);
+        let steps = points.max(2) as u64 - 1;
+        let budget = |index: u64| {
+            Bytes(low + u64::try_from(u128::from(high - low) * u128::from(index) / u128::from(steps)).unwrap_or(0))
+        };
+        let next = AtomicU64::new(1);
+        let work = || {
+            let mut found = Vec::new();
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index > steps {
+                    return found;
+                }
+                found.push((index, self.exact(budget(index))));
+                progress();
+            }
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(points);
+        let mut outcomes: Vec<(u64, Outcome)> = std::thread::scope(|scope| {
+            let workers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let mut outcomes = work();
+            for worker in workers {
+                outcomes.extend(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            }
+            outcomes
+        });
+        outcomes.sort_unstable_by_key(|(index, _)| *index);
         let mut curve = vec![(least.replayed.peak, least)];
-        for index in 1..points.max(2) as u64 {
-            let steps = points.max(2) as u64 - 1;
-            let budget =
-                Bytes(low + u64::try_from(u128::from(high - low) * u128::from(index) / u128::from(steps)).unwrap_or(0));
+        for (index, outcome) in outcomes {
             let before = &curve[curve.len() - 1].1;
-            let solution = match self.exact(budget) {
+            let solution = match outcome {
                 Outcome::Fits => {
                     Solution { checkpoints: Vec::new(), replayed: self.baseline().clone(), lower_bound: Millis(0.0) }
                 }
@@ -180,7 +208,7 @@ impl Problem<'_> {
                 Outcome::Planned(solution) => Solution { lower_bound: solution.lower_bound, ..before.clone() },
                 Outcome::Infeasible(_) => before.clone(),
             };
-            curve.push((budget, solution));
+            curve.push((budget(index), solution));
         }
         curve.reverse();
         curve

@@ -1,7 +1,7 @@
 //! The planning problem, as far as it does not depend on the budget.
 
 use std::collections::{BinaryHeap, HashMap, HashSet};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use rematic_cost::Costs;
 use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Regions, Snapshot, replay_checkpointed};
@@ -41,8 +41,8 @@ pub(crate) struct Node {
     pub(crate) end: usize,
     /// The first node after it that does not lie inside it.
     pub(crate) next: usize,
-    pub(crate) candidate: Rc<Candidate>,
-    pub(crate) frontier: Rc<Frontier>,
+    pub(crate) candidate: Arc<Candidate>,
+    pub(crate) frontier: Arc<Frontier>,
     /// Whether no region that ends with it or later is rebuilt after it.
     pub(crate) rebuilt_last: bool,
     /// Bytes in use just before its recomputation begins, in the plain step.
@@ -238,7 +238,7 @@ fn nodes(
     let totals = plain_totals(trace, ledger);
     let mut candidates = Candidates::new(trace, regions, ledger, costs);
     // Equal layers share one frontier.
-    let mut known: HashMap<Vec<u64>, (Rc<Candidate>, Rc<Frontier>)> = HashMap::new();
+    let mut known: HashMap<Vec<u64>, (Arc<Candidate>, Arc<Frontier>)> = HashMap::new();
     let mut nodes: Vec<Node> = Vec::new();
     for (index, region) in regions.all().iter().enumerate().filter(|(index, _)| allowed[*index]) {
         let mut candidate = candidates.candidate(region);
@@ -255,8 +255,8 @@ fn nodes(
         let (candidate, frontier) = known
             .entry(candidate.signature())
             .or_insert_with(|| {
-                let frontier = Rc::new(Frontier::new(&candidate));
-                (Rc::new(candidate), frontier)
+                let frontier = Arc::new(Frontier::new(&candidate));
+                (Arc::new(candidate), frontier)
             })
             .clone();
         nodes.push(Node {

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
+use indicatif::{ProgressBar, ProgressStyle};
 use rematic::{
     Allocator, Bytes, CostRule, Costs, CurvePoint, CurveReport, Device, Error, Limits, Millis, MilpOptions,
     MilpOutcome, ModuleGraph, Outcome, PlanDocument, PlanReport, Problem, Solution, StepStats, StepTrace, Timeline,
@@ -179,7 +180,9 @@ fn torch_plan(
 pub(crate) fn curve(arguments: &CurveArguments) -> Result<Answer, Failure> {
     let step = Planned::new(&arguments.limits.step)?;
     let problem = step.problem(&arguments.limits, arguments.limits.world_size.unwrap_or(1).into())?;
-    let points = problem.curve(arguments.points as usize);
+    let bar = progress_bar(arguments.points.into());
+    let points = problem.curve(arguments.points as usize, || bar.inc(1));
+    bar.finish_and_clear();
     let points: Vec<CurvePoint> = points
         .into_iter()
         .map(|(budget, solution)| CurvePoint {
@@ -192,6 +195,13 @@ pub(crate) fn curve(arguments: &CurveArguments) -> Result<Answer, Failure> {
     let report = CurveReport { model: &step.trace.model, step: step.costs.step().time, points: &points };
     let text = if arguments.limits.json { report.json() } else { report.text(style(&std::io::stdout())) };
     Ok(Answer { text, code: 0 })
+}
+
+/// On a terminal only.
+fn progress_bar(steps: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos} of {len} budgets, {eta} left");
+    let bar = ProgressBar::new(steps);
+    style.map_or(ProgressBar::hidden(), |style| bar.with_style(style))
 }
 
 pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
