@@ -474,11 +474,79 @@ impl<'a> Case<'a> {
     fn good_solution(&self, rates: &Rates, mut limit: f64) -> Option<(f64, Vec<Pick>)> {
         let mut best = None;
         for _ in 0..REFINEMENTS {
-            let Run::Found { time, picks, .. } = self.programme(rates, limit, true) else { break };
+            let Run::Found { mut picks, .. } = self.programme(rates, limit, true) else { break };
+            self.polish(&mut picks);
+            let time = picks.iter().map(|pick| pick.policy.time.0).sum();
             limit = time * (1.0 - REFINED_SHARE);
             best = Some((time, picks));
         }
         best
+    }
+
+    /// Betters a solution that was put together from few policies: first each region, then each two neighbours get the
+    /// policies that take least and free as much as is needed.
+    fn polish(&self, picks: &mut Vec<Pick>) {
+        let exact = |pick: &Pick| self.problem.nodes[pick.node].frontier.is_exact();
+        for at in (0..picks.len()).filter(|&at| exact(&picks[at])).collect::<Vec<_>>() {
+            let points = self.problem.nodes[picks[at].node].frontier.points();
+            let present = points.partition_point(|point| point.kept > picks[at].policy.kept);
+            let mut tried = picks.clone();
+            let enough = (0..present).collect::<Vec<_>>().partition_point(|&position| {
+                tried[at].policy = points[position];
+                self.spare(&tried).is_none()
+            });
+            if enough < present {
+                picks[at] = Pick::new(self.problem, picks[at].node, points[enough]);
+            }
+        }
+        for at in 1..picks.len() {
+            let (first, second) = (&picks[at - 1], &picks[at]);
+            let Some(spare) = self.spare(picks).filter(|_| exact(first) && exact(second)) else { continue };
+            let (nodes, worth) = ([first.node, second.node], |pick: &Pick| self.freed(pick.node, &pick.policy));
+            let needed = worth(first) + worth(second) - spare;
+            let present = first.policy.time.0 + second.policy.time.0;
+            let [left, right] = nodes.map(|node| self.problem.nodes[node].frontier.points());
+            // The more the one frees, the less the other has to.
+            let mut other = right.len();
+            let mut best: Option<(f64, Point, Point)> = None;
+            for point in left {
+                let freed = self.freed(nodes[0], point);
+                while other > 0 && freed + self.freed(nodes[1], &right[other - 1]) >= needed {
+                    other -= 1;
+                }
+                let Some(partner) = right.get(other) else { continue };
+                let time = point.time.0 + partner.time.0;
+                if best.is_none_or(|(least, ..)| time < least) {
+                    best = Some((time, *point, *partner));
+                }
+            }
+            let Some((_, left, right)) = best.filter(|(time, ..)| *time < present * (1.0 - TIE)) else { continue };
+            let mut tried = picks.clone();
+            tried[at - 1] = Pick::new(self.problem, nodes[0], left);
+            tried[at] = Pick::new(self.problem, nodes[1], right);
+            if self.spare(&tried).is_some() {
+                *picks = tried;
+            }
+        }
+    }
+
+    /// What a choice frees beyond what is needed at the end, or `None` if it does not free enough somewhere.
+    fn spare(&self, picks: &[Pick]) -> Option<i64> {
+        let (mut freed, mut index, mut spare) = (0, 0, i64::MAX);
+        for pick in picks {
+            let passed = self.to_skip[index..pick.node].iter().all(|need| freed >= *need);
+            if !passed || freed < self.required(pick.node, pick.policy.kept.0) {
+                return None;
+            }
+            freed += self.freed(pick.node, &pick.policy);
+            spare = freed - self.after[pick.node];
+            if spare < 0 {
+                return None;
+            }
+            index = self.problem.nodes[pick.node].next;
+        }
+        let rest = self.to_skip[index..].iter().map(|need| freed - need).fold(spare, i64::min);
+        (rest >= 0).then_some(rest)
     }
 
     /// Whether dropping as much as possible is enough.

@@ -1,14 +1,20 @@
-//! The greedy planner: the baseline to beat.
+//! The greedy planner: the baseline to beat, and what the exact planner falls back on.
 //!
 //! It takes the regions that the exact planner would take at the outermost level, and again and again drops what frees
 //! the most bytes per time of recomputation, until the replayed step fits.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rematic_memory::Checkpoint;
 use rematic_trace::{Bytes, Millis};
-use rematic_tradeoff::Point;
 
 use crate::exact::{self, Pick};
 use crate::planner::{Infeasible, Outcome, Solution};
-use crate::problem::Problem;
+use crate::problem::{Problem, Replayed};
+
+/// What the greedy steps lead to: nodes with the positions of their policies.
+type Policies = Vec<(usize, Option<usize>)>;
 
 impl Problem<'_> {
     /// Plans greedily.
@@ -17,43 +23,72 @@ impl Problem<'_> {
         if self.baseline().peak <= budget {
             return Outcome::Fits;
         }
-        let outermost = exact::outermost(self);
-        // The policy of each region, by position in its frontier; none yet.
-        let mut policies: Vec<Option<usize>> = vec![None; outermost.len()];
-        let mut best: Option<Solution> = None;
-        loop {
-            let step = (0..outermost.len())
-                .filter_map(|index| self.best_step(outermost[index], policies[index]).map(|step| (index, step)))
-                .max_by(|(a, (_, rate_a)), (b, (_, rate_b))| rate_a.total_cmp(rate_b).then(b.cmp(a)));
-            let Some((index, (policy, _))) = step else { break };
-            policies[index] = Some(policy);
-            let point = |node: usize, policy: usize| self.nodes[node].frontier.points()[policy];
-            let chosen: Vec<(usize, Point)> = outermost
-                .iter()
-                .zip(&policies)
-                .filter_map(|(node, policy)| Some((*node, point(*node, (*policy)?))))
-                .collect();
-            let freed: u64 = chosen.iter().map(|(_, policy)| policy.freed.0).sum();
-            // No replay can say yes before enough is freed for the highest point.
-            if self.baseline().peak.0.saturating_sub(freed) > budget.0 && best.is_some() {
-                continue;
-            }
-            let picks: Vec<Pick> = chosen.into_iter().map(|(node, policy)| Pick::new(self, node, policy)).collect();
-            let checkpoints = exact::checkpoints(self, &picks);
-            let replayed = self.replay(&checkpoints);
-            let fits = replayed.peak <= budget;
-            let solution = Solution { checkpoints, replayed, lower_bound: Millis(0.0) };
-            if fits {
+        match self.greedy_fit(budget) {
+            Ok((checkpoints, replayed)) => {
                 let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
-                return Outcome::Planned(Solution { lower_bound, ..solution });
+                Outcome::Planned(Solution { checkpoints, replayed, lower_bound })
             }
-            if best.as_ref().is_none_or(|best| solution.replayed.peak < best.replayed.peak) {
-                best = Some(solution);
+            Err((checkpoints, replayed)) => {
+                let least = Solution { checkpoints, replayed, lower_bound: Millis(0.0) };
+                Outcome::Infeasible(Infeasible { least })
             }
         }
-        let nothing =
-            || Solution { checkpoints: Vec::new(), replayed: self.baseline().clone(), lower_bound: Millis(0.0) };
-        Outcome::Infeasible(Infeasible { least: best.unwrap_or_else(nothing) })
+    }
+
+    /// A plan within the budget, or the lowest that was seen.
+    pub(crate) fn greedy_fit(&self, budget: Bytes) -> Result<(Vec<Checkpoint>, Replayed), (Vec<Checkpoint>, Replayed)> {
+        let (start, steps) = self.greedy_steps();
+        let after = |count: usize| {
+            let mut policies = start.clone();
+            for &(index, policy) in &steps[..count] {
+                policies[index].1 = Some(policy);
+            }
+            let chosen = policies
+                .into_iter()
+                .filter_map(|(node, policy)| Some(Pick::new(self, node, self.nodes[node].frontier.points()[policy?])));
+            let checkpoints = exact::checkpoints(self, &chosen.collect::<Vec<_>>());
+            let replayed = self.replay(&checkpoints);
+            (checkpoints, replayed)
+        };
+        // Each step lowers the peak or leaves it, up to small things: the first that fits is found by bisection.
+        let mut best = after(steps.len());
+        let (mut low, mut high) = (0, steps.len());
+        if best.1.peak > budget {
+            return Err(best);
+        }
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            let tried = after(middle);
+            if tried.1.peak <= budget {
+                (best, high) = (tried, middle);
+            } else {
+                low = middle;
+            }
+        }
+        Ok(best)
+    }
+
+    /// The steps in order: which region gets which policy.
+    fn greedy_steps(&self) -> (Policies, Vec<(usize, usize)>) {
+        let mut policies: Policies = exact::outermost(self).into_iter().map(|node| (node, None)).collect();
+        let start = policies.clone();
+        // Equal layers share a frontier, and with it their steps.
+        let mut known = HashMap::new();
+        let mut steps = Vec::new();
+        loop {
+            let step = policies
+                .iter()
+                .enumerate()
+                .filter_map(|(index, &(node, present))| {
+                    let key = (Arc::as_ptr(&self.nodes[node].frontier), present);
+                    let step = *known.entry(key).or_insert_with(|| self.best_step(node, present));
+                    step.map(|(policy, rate)| (index, policy, rate))
+                })
+                .max_by(|(a, _, rate_a), (b, _, rate_b)| rate_a.total_cmp(rate_b).then(b.cmp(a)));
+            let Some((index, policy, _)) = step else { return (start, steps) };
+            policies[index].1 = Some(policy);
+            steps.push((index, policy));
+        }
     }
 
     /// The policy behind the present one that frees the most for its time, and its bytes per time.

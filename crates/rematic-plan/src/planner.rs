@@ -38,6 +38,8 @@ pub struct Infeasible {
 
 /// Rounds of tightening before the planner aims lower than the budget.
 const ROUNDS: usize = 8;
+/// How often it aims higher where a plan leaves something of the budget.
+const LOOSENINGS: usize = 3;
 /// How much lower it aims then, one after the other, as shares of the budget.
 const LOWER_AIMS: [f64; 5] = [0.005, 0.01, 0.02, 0.04, 0.08];
 /// Times that differ by a smaller share are equal: the replay adds them in another order.
@@ -100,6 +102,12 @@ impl Problem<'_> {
                 best = Some(found);
             }
         }
+        if best.as_ref().is_none_or(|(_, best)| best.recompute.0 > lower_bound.0 * (1.0 + SAME))
+            && let Ok(found) = self.greedy_fit(budget)
+            && best.as_ref().is_none_or(|(_, best)| found.1.recompute < best.recompute)
+        {
+            best = Some(found);
+        }
         best.map(promise)
     }
 
@@ -110,11 +118,33 @@ impl Problem<'_> {
             let checkpoints = exact::checkpoints(self, &relaxed.picks);
             let replayed = self.tighten(aim, &relaxed.picks, &checkpoints, &mut tightening);
             if replayed.peak <= budget {
-                return Some((checkpoints, replayed));
+                return Some(self.loosened(budget, aim, &tightening, relaxed.rough, (checkpoints, replayed)));
             }
             relaxed = exact::solve(self, aim.0, &tightening, relaxed.rough)?;
         }
         None
+    }
+
+    /// A tightened model may overshoot: as long as that helps, aims higher by what the replay leaves of the budget.
+    fn loosened(
+        &self,
+        budget: Bytes,
+        mut aim: Bytes,
+        tightening: &Tightening,
+        rough: bool,
+        mut best: (Vec<Checkpoint>, Replayed),
+    ) -> (Vec<Checkpoint>, Replayed) {
+        for _ in 0..LOOSENINGS {
+            aim += budget.saturating_sub(best.1.peak);
+            let Some(relaxed) = exact::solve(self, aim.0, tightening, rough) else { break };
+            let checkpoints = exact::checkpoints(self, &relaxed.picks);
+            let replayed = self.replay(&checkpoints);
+            if replayed.peak > budget || replayed.recompute.0 >= best.1.recompute.0 {
+                break;
+            }
+            best = (checkpoints, replayed);
+        }
+        best
     }
 
     /// Replays a plan. Where it is above the aim, what the replay says beyond what the model said is noted: from now on

@@ -4,8 +4,10 @@ use std::time::Instant;
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
-use rematic_plan::{Limits, Outcome, Problem};
-use rematic_trace::Bytes;
+use rematic_memory::{Allocator, Timeline};
+use rematic_plan::{Limits, MilpOptions, MilpOutcome, ModuleGraph, Outcome, Problem, StepStats, milp};
+use rematic_trace::{Bytes, Millis, StepTrace};
+use rematic_tradeoff::Tradeoffs;
 
 /// Times that differ by a smaller share are equal: the planner adds them in another order than the replay.
 const SAME: f64 = 1e-9;
@@ -50,6 +52,66 @@ fn keeps_its_promises(name: &str, layers: Option<u64>, world_size: u64, budgets:
         let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{text}"));
     }
     assert!(worst_rise <= SAME, "{name}: a larger budget costs {worst_rise} more");
+    let by_greedy = (0..budgets).map(|part| Bytes(least + (most - least) * part / (budgets - 1)));
+    beats(name, "greedy", &problem, against_greedy(&problem, by_greedy));
+    beats(name, "milp", &problem, against_milp(&problem, &trace, &costs, world_size, budgets));
+}
+
+/// Plans of another planner, each as its replayed peak and time.
+type Others = Vec<(Bytes, Millis)>;
+
+fn against_greedy(problem: &Problem<'_>, budgets: impl Iterator<Item = Bytes>) -> Others {
+    let planned = |budget: Bytes| match problem.greedy(budget) {
+        Outcome::Planned(solution) => Some((budget, solution.replayed.recompute)),
+        _ => None,
+    };
+    budgets.filter_map(planned).collect()
+}
+
+/// Torch's model of the peak is another one: budgets are parts of what it says, and its plans are taken at the peak that
+/// they really have.
+fn against_milp(problem: &Problem<'_>, trace: &StepTrace, costs: &Costs, world_size: u64, budgets: u64) -> Others {
+    let stats = StepStats::new(trace, &Timeline::replay(trace, Allocator::Cuda), costs);
+    let tradeoffs = Tradeoffs::new(trace, costs, Allocator::Cuda).unwrap();
+    let graph = ModuleGraph::new(trace, &stats, &tradeoffs);
+    let world_size = u32::try_from(world_size).unwrap();
+    let planned = |part: u64| {
+        let mut options = MilpOptions::new(Bytes(graph.peak(world_size).0 / (2 * budgets) * (budgets + part)));
+        options.world_size = world_size;
+        let MilpOutcome::Planned(plan) = milp(&graph, &options).unwrap() else { return None };
+        let replayed = problem.replay_milp(&plan, &tradeoffs).unwrap().replayed;
+        Some((replayed.peak, replayed.recompute))
+    };
+    (0..budgets).filter_map(planned).collect()
+}
+
+/// The exact planner's time for the same peaks is never above the other's.
+fn beats(name: &str, other: &str, problem: &Problem<'_>, plans: Others) {
+    assert!(!plans.is_empty(), "{name}: {other} plans nothing");
+    let mut shares: Vec<f64> = plans
+        .into_iter()
+        .map(|(peak, theirs)| match problem.exact(peak) {
+            Outcome::Fits => 0.0,
+            Outcome::Planned(solution) => {
+                let ours = solution.replayed.recompute;
+                assert!(ours.0 <= theirs.0 * (1.0 + SAME), "{name}, {peak}: {ours} above the {theirs} of {other}");
+                ours.0 / theirs.0
+            }
+            Outcome::Infeasible(_) => panic!("{name}, {peak}: infeasible, but {other} has a plan"),
+        })
+        .collect();
+    shares.sort_by(f64::total_cmp);
+    if std::env::var_os("REMATIC_FIGURES").is_some() {
+        let less = |share: f64| 100.0 * (1.0 - share);
+        let text = format!(
+            "{name}: {} plans of {other}; less recomputation by {:.1} % (median), {:.1} % to {:.1} %\n",
+            shares.len(),
+            less(shares[shares.len() / 2]),
+            less(shares[shares.len() - 1]),
+            less(shares[0]),
+        );
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{text}"));
+    }
 }
 
 #[test]
