@@ -16,6 +16,8 @@
 //! # Ok::<(), rematic::Error>(())
 //! ```
 
+#[cfg(feature = "cli")]
+pub mod cli;
 mod error;
 mod source;
 

@@ -3,13 +3,14 @@
 use std::io::Write;
 use std::time::Duration;
 
-use rematic::{
+use crate::{
     Allocator, Bytes, CostRule, Costs, CurvePoint, CurveReport, Device, Error, Limits, MilpOptions, MilpOutcome,
-    ModuleGraph, Outcome, PlanDocument, PlanReport, Problem, StepStats, StepTrace, Timeline, Tradeoffs, Verdict, milp,
+    MilpReport, ModuleGraph, Outcome, PlanDocument, PlanReport, Problem, StepStats, StepTrace, Timeline, Tradeoffs,
+    Verdict, milp,
 };
 
-use crate::arguments::{CurveArguments, LimitArguments, PlanArguments, PlannerName, ReplayArguments, StepArguments};
-use crate::{Answer, Failure, known_devices, read, style};
+use super::arguments::{CurveArguments, LimitArguments, PlanArguments, PlannerName, ReplayArguments, StepArguments};
+use super::{Answer, Failure, known_devices, read, style};
 
 /// The exit code of a step that cannot be made to fit.
 const INFEASIBLE: u8 = 3;
@@ -109,7 +110,7 @@ fn torch_plan(arguments: &PlanArguments, step: &Planned) -> Result<Answer, Failu
     options.gap = arguments.gap;
     options.time_limit = arguments.time_limit.map(Duration::from_secs).or(options.time_limit);
     let outcome = milp(&graph, &options).map_err(Error::from)?;
-    let report = rematic::MilpReport {
+    let report = MilpReport {
         trace,
         budget: arguments.budget,
         baseline: stats.baseline.peak_bytes,

@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
+use crate::{Allocator, AttentionKernel, Bytes, CostRule, Dtype, Optimizer, Options};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rematic::{Allocator, AttentionKernel, Bytes, CostRule, Dtype, Optimizer, Options};
 
 /// Plans the memory of deep-learning training: without a GPU, says what one training step takes, and why.
 #[derive(Parser)]
