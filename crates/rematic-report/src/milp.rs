@@ -1,9 +1,11 @@
 use std::fmt::Write;
 
+use rematic_cost::Measured;
 use rematic_plan::MilpOutcome;
 use rematic_trace::{Bytes, Millis, StepTrace};
 
 use crate::json::json;
+use crate::measured::{measured_json, measured_text};
 use crate::plan::{PlanJson, RegionJson};
 use crate::style::{Style, Tone};
 use crate::table::{Column, Table};
@@ -21,6 +23,8 @@ pub struct MilpReport<'a> {
     pub step: Millis,
     /// The answer.
     pub outcome: &'a MilpOutcome,
+    /// How much of the time was measured.
+    pub measured: Option<&'a Measured>,
 }
 
 impl MilpReport<'_> {
@@ -53,6 +57,7 @@ impl MilpReport<'_> {
             lower_bound_ms: plan.map_or(Millis(0.0), |plan| plan.lower_bound),
             regions: regions.collect(),
             least_budget_bytes,
+            measured: measured_json(self.measured),
         })
     }
 
@@ -85,6 +90,6 @@ impl MilpReport<'_> {
                 text += &table.render(style);
             }
         }
-        text
+        text + &measured_text(self.measured)
     }
 }

@@ -1,12 +1,14 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
+use rematic_cost::Measured;
 use rematic_memory::Ran;
 use rematic_plan::{Choice, PlanDocument, Replayed};
 use rematic_trace::{Bytes, Millis, StepTrace, any_layer};
 use serde::Serialize;
 
 use crate::json::json;
+use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::shorten::Shorten;
 use crate::stats::short;
 use crate::style::{Style, Tone};
@@ -41,6 +43,8 @@ pub struct PlanReport<'a> {
     pub step: Millis,
     /// The answer.
     pub verdict: Verdict<'a>,
+    /// How much of the time was measured.
+    pub measured: Option<&'a Measured>,
 }
 
 /// What every planner's answer looks like as JSON.
@@ -55,6 +59,8 @@ pub(crate) struct PlanJson<'a> {
     pub(crate) lower_bound_ms: Millis,
     pub(crate) regions: Vec<RegionJson<'a>>,
     pub(crate) least_budget_bytes: Option<Bytes>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) measured: Option<MeasuredJson<'a>>,
 }
 
 #[derive(Serialize)]
@@ -108,6 +114,7 @@ impl PlanReport<'_> {
                 Verdict::Infeasible(least) => Some(least.peak),
                 _ => None,
             },
+            measured: measured_json(self.measured),
         })
     }
 
@@ -147,7 +154,7 @@ impl PlanReport<'_> {
             }
             Verdict::Planned(plan, at) => self.planned(&mut text, plan, *at, style),
         }
-        text
+        text + &measured_text(self.measured)
     }
 
     fn place(&self, at: Option<Ran>) -> String {
@@ -240,6 +247,8 @@ pub struct CurveReport<'a> {
     pub step: Millis,
     /// The largest budget first.
     pub points: &'a [CurvePoint],
+    /// How much of the time was measured.
+    pub measured: Option<&'a Measured>,
 }
 
 impl CurveReport<'_> {
@@ -250,8 +259,10 @@ impl CurveReport<'_> {
         struct Json<'a> {
             step_ms: Millis,
             points: &'a [CurvePoint],
+            #[serde(skip_serializing_if = "Option::is_none")]
+            measured: Option<MeasuredJson<'a>>,
         }
-        json(&Json { step_ms: self.step, points: self.points })
+        json(&Json { step_ms: self.step, points: self.points, measured: measured_json(self.measured) })
     }
 
     /// A table with bars.
@@ -277,6 +288,6 @@ impl CurveReport<'_> {
                 bar,
             ]);
         }
-        style.paint(self.model, Tone::Strong) + "\n" + &table.render(style)
+        style.paint(self.model, Tone::Strong) + "\n" + &table.render(style) + &measured_text(self.measured)
     }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use clap::Parser;
 use owo_colors::OwoColorize;
 
-use crate::{CostRule, Costs, Devices, Error, SavedReport, Source, StatsReport, StepStats, StepTrace, Style, Timeline};
+use crate::{Devices, Error, SavedReport, Source, StepReport, StepTrace, Style};
 use arguments::{Arguments, DevicesArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
 
 /// The exit code of a command that was refused.
@@ -68,17 +68,9 @@ fn trace(arguments: &TraceArguments) -> Result<String, Failure> {
 }
 
 fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
-    let devices = known_devices(arguments.step.device.device_file.as_deref())?;
-    let device = devices.find(&arguments.step.device.device).map_err(Error::from)?;
-    let mut trace = read(&arguments.step.source)?;
-    // Torch's tools see calls through module hooks.
-    if CostRule::from(arguments.step.cost) != CostRule::Torch {
-        trace = trace.with_whole_calls();
-    }
-    let timeline = Timeline::replay(&trace, arguments.step.allocator.into());
-    let costs = Costs::new(&trace, device, arguments.step.cost.into()).map_err(Error::from)?;
-    let stats = StepStats::new(&trace, &timeline, &costs);
-    let report = StatsReport { trace: &trace, timeline: &timeline, costs: &costs, stats: &stats, device };
+    let target = arguments.step.target()?;
+    let report = StepReport::new(read(&arguments.step.source)?, &target)?;
+    let report = report.stats();
     Ok(if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) })
 }
 

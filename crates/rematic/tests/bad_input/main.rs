@@ -6,4 +6,5 @@ mod devices;
 mod options;
 mod output;
 mod run;
+mod tables;
 mod traces;
