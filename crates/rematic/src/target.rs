@@ -68,12 +68,17 @@ impl Target {
         })
     }
 
-    /// How the step's memory is rounded: as asked for, or else by CUDA's allocator, unless the step has the fact `device`
-    /// with the value `cpu`.
+    /// How the step's memory is rounded: as asked for, or else as the step itself says.
     #[must_use]
     pub fn allocator(&self, trace: &StepTrace) -> Allocator {
-        let on_cpu = || trace.facts.iter().any(|(name, value)| name == "device" && value == "cpu");
-        self.allocator.unwrap_or_else(|| if on_cpu() { Allocator::Cpu } else { Allocator::Cuda })
+        self.allocator.unwrap_or_else(|| Self::default_allocator(trace))
+    }
+
+    /// CUDA's allocator, unless the step has the fact `device` with the value `cpu`.
+    #[must_use]
+    pub fn default_allocator(trace: &StepTrace) -> Allocator {
+        let on_cpu = trace.facts.iter().any(|(name, value)| name == "device" && value == "cpu");
+        if on_cpu { Allocator::Cpu } else { Allocator::Cuda }
     }
 }
 
