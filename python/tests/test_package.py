@@ -1,7 +1,6 @@
 """What comes with the wheel."""
 
 import pathlib
-import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -66,10 +65,13 @@ def test_the_command_is_the_command_line():
     assert command("stats").returncode == 2
 
 
-def test_the_command_is_an_entry_point():
-    entries = [entry for entry in metadata.distribution("rematic").entry_points if entry.name == "rematic"]
+def test_the_command_is_installed():
+    distribution = metadata.distribution("rematic")
+    entries = [entry for entry in distribution.entry_points if entry.name == "rematic"]
     assert [entry.value for entry in entries] == ["rematic._command:main"]
-    installed = shutil.which("rematic", path=str(pathlib.Path(sys.executable).parent))
-    if installed:
-        run = subprocess.run([installed, "--version"], capture_output=True, text=True)
-        assert run.stdout == f"rematic {rematic.__version__}\n"
+    # `pip install --target` moves scripts without writing it down.
+    listed = [distribution.locate_file(file) for file in distribution.files if file.name == "rematic"]
+    beside = pathlib.Path(rematic.__file__).parents[1] / "bin" / "rematic"
+    script = next(script for script in [*listed, beside] if pathlib.Path(script).is_file())
+    run = subprocess.run([script, "--version"], capture_output=True, text=True)
+    assert run.stdout == f"rematic {rematic.__version__}\n"

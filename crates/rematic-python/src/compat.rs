@@ -140,7 +140,7 @@ pub(crate) struct Stats {
 
 /// Torch's `get_optimal_checkpointing_policy_per_module`; `None` if what must be saved does not fit.
 #[pyfunction]
-pub(crate) fn optimal_policy(py: Python<'_>, stats: Stats, memory_budget: f64) -> PyResult<Option<Vec<u8>>> {
+pub(crate) fn optimal_policy(py: Python<'_>, stats: Stats, memory_budget: f64) -> PyResult<Option<Vec<u32>>> {
     let stats = SacStats {
         func_names: stats.func_names,
         runtimes: stats.runtimes.into_iter().map(Millis).collect(),
@@ -152,7 +152,7 @@ pub(crate) fn optimal_policy(py: Python<'_>, stats: Stats, memory_budget: f64) -
         force_store_random: stats.force_store_random,
     };
     match interruptible(py, move || rematic::optimal_policy(&stats, memory_budget))? {
-        Ok(policy) => Ok(Some(policy.into_iter().map(|decision| u8::from(decision == Decision::Save)).collect())),
+        Ok(policy) => Ok(Some(policy.into_iter().map(|decision| u32::from(decision == Decision::Save)).collect())),
         Err(PlanError::PolicyTooSmall { .. }) => Ok(None),
         Err(error) => Err(exception(error)),
     }
