@@ -1,5 +1,7 @@
 //! Torch's planners, asked with torch's own data.
 
+use std::collections::HashMap;
+
 use pyo3::prelude::*;
 use rematic::{Bytes, Millis, MilpOptions, MilpOutcome, ModuleGraph, milp};
 use rematic_plan::{Decision, GraphModule, GraphTradeoff, PlanError};
@@ -49,7 +51,7 @@ pub(crate) fn sac_milp(
         return Err(PlanException::new_err(wrong));
     }
     let parents = parents(&nodes, &inside)?;
-    let graph = ModuleGraph {
+    let mut graph = ModuleGraph {
         parameters: Bytes(nodes.first().map_or(0, |root| root.param_per_module)),
         modules: nodes
             .into_iter()
@@ -61,6 +63,7 @@ pub(crate) fn sac_milp(
             })
             .collect(),
     };
+    share_fits(&mut graph.modules);
     // As many whole bytes as the budget holds; past 2^64 it does not matter how many.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and it saturates")]
     let mut options = MilpOptions::new(Bytes((memory_budget * GIB).floor() as u64));
@@ -98,6 +101,35 @@ fn module(node: Node, parent: Option<usize>, may_be_checkpointed: bool) -> Graph
         act_grad_per_module: node.act_grad_per_module,
         act_total: Bytes(node.act_total),
         tradeoff: (!node.is_leaf && may_be_checkpointed).then_some(tradeoff),
+    }
+}
+
+/// Fits that differ by less, in shares of the memory or the time, are one fit: torch's are random in the seventh digit.
+const SAME_FIT: f64 = 1e-4;
+
+/// Gives equal modules the fit of the first, so that the same model always gets the same plan: with torch's random last
+/// digits, chance would say which of the equal layers discards most.
+fn share_fits(modules: &mut [GraphModule]) {
+    /// Slopes and intercepts.
+    type Fit = (Vec<f64>, Vec<f64>);
+    let mut known: HashMap<(Bytes, Bytes, u64), Vec<Fit>> = HashMap::new();
+    let near = |ours: &[f64], theirs: &[f64]| {
+        ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(a, b)| (a - b).abs() <= SAME_FIT)
+    };
+    for module in modules {
+        let act_fw = module.act_fw_per_module;
+        let Some(tradeoff) = &mut module.tradeoff else { continue };
+        let fits = known.entry((tradeoff.sac_memory, act_fw, tradeoff.sac_runtime.0.to_bits())).or_default();
+        let first = fits
+            .iter()
+            .find(|(slopes, intercepts)| near(slopes, &tradeoff.slopes) && near(intercepts, &tradeoff.intercepts));
+        match first {
+            Some((slopes, intercepts)) => {
+                tradeoff.slopes.clone_from(slopes);
+                tradeoff.intercepts.clone_from(intercepts);
+            }
+            None => fits.push((tradeoff.slopes.clone(), tradeoff.intercepts.clone())),
+        }
     }
 }
 

@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
+use pyo3::types::{PyIterator, PyList};
 use rematic::{CurveAnswer, Style};
 
 use crate::error::{RematicError, exception};
@@ -71,6 +72,10 @@ impl Curve {
 
     fn __len__(&self) -> usize {
         self.answer.points.len()
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        PyList::new(py, self.points())?.try_iter()
     }
 
     fn __getitem__(&self, index: isize) -> PyResult<CurvePoint> {
