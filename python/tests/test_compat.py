@@ -136,7 +136,7 @@ def test_only_as_much_as_the_budget_asks_for():
 
 
 def test_chance_in_the_last_digits_does_not_choose():
-    """Torch's fits are random; equal layers stay equal."""
+    """Torch's fits are random; equal layers stay equal, and the first of them discards most."""
     random.seed(0)
     answers = []
     for _ in range(20):
@@ -144,8 +144,9 @@ def test_chance_in_the_last_digits_does_not_choose():
         for node in graph.nodes:
             node["slopes"] = [slope + random.uniform(-1e-6, 1e-6) for slope in node["slopes"]]
             node["intercepts"] = [intercept + 0.05 + random.uniform(-1e-6, 1e-6) for intercept in node["intercepts"]]
-        answers.append(compat.sac_milp(graph, 1.6)[0])
-    assert all(answer == answers[0] for answer in answers)
+        decisions = compat.sac_milp(graph, 1.6)[0]
+        answers.append((max(decisions, key=decisions.get), sorted(decisions.values())))
+    assert answers == [("Model.0", [0.3, 1.0])] * 20
 
 
 def test_a_budget_that_cannot_be_met(caplog):
