@@ -5,6 +5,8 @@ use crate::device::Device;
 use crate::error::CostError;
 use crate::flops::Formula;
 use crate::rules::{CostRule, NoRate, Roofline, only_allocates, torch_skips, without_overload};
+use crate::signature::Signatures;
+use crate::table::CostTable;
 
 /// What an operator, a phase or a step costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -43,6 +45,37 @@ pub struct Costs {
     flops: Vec<Flops>,
     bytes: Vec<Bytes>,
     totals: [Cost; 3],
+    measured: Option<Measured>,
+}
+
+/// How much of a step's time was measured; the rest follows the physical rule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// What it was measured on.
+    pub device: String,
+    /// Operators whose time was measured.
+    pub ops: usize,
+    /// Operators for which a kernel runs.
+    pub of_ops: usize,
+    /// The time of those that were measured.
+    pub time: Millis,
+    /// The time of the step.
+    pub of_time: Millis,
+}
+
+impl Measured {
+    /// The share of the step's time, from 0 to 1.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        if self.of_time.0 > 0.0 { self.time.0 / self.of_time.0 } else { 0.0 }
+    }
+}
+
+impl std::fmt::Display for Measured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Measured { device, ops, of_ops, .. } = self;
+        write!(f, "{ops} of {of_ops} kernels, {:.1} % of the time, measured on {device}", self.share() * 100.0)
+    }
 }
 
 impl Costs {
@@ -52,6 +85,43 @@ impl Costs {
     /// If an operator multiplies in a type that the device has no rate for, or if the `torch` rule is asked for on a
     /// device that torch has no numbers for.
     pub fn new(trace: &StepTrace, device: &Device, rule: CostRule) -> Result<Costs, CostError> {
+        Self::with_times(trace, device, rule, |_| None)
+    }
+
+    /// Costs every operator by its measured time; those that were not measured follow the physical rule of the device.
+    /// Operators for which no kernel runs still cost nothing.
+    ///
+    /// # Errors
+    /// If the table knows no operator of the step, or if one that was not measured multiplies in a type that the device
+    /// has no rate for.
+    pub fn measured(trace: &StepTrace, device: &Device, table: &CostTable) -> Result<Costs, CostError> {
+        let signatures = Signatures::new(trace);
+        let known: Vec<Option<Millis>> = signatures.all().iter().map(|(signature, _)| table.time(signature)).collect();
+        if known.iter().all(Option::is_none) {
+            return Err(CostError::NothingMeasured {
+                signatures: known.len(),
+                rows: table.rows().len(),
+                device: table.device().to_owned(),
+            });
+        }
+        let time_of = |op: usize| known[signatures.of_op()[op]?];
+        let mut costs = Self::with_times(trace, device, CostRule::Physical, time_of)?;
+        costs.measured = Some(Measured {
+            device: table.device().to_owned(),
+            ops: (0..trace.ops().len()).filter_map(time_of).count(),
+            of_ops: signatures.of_op().iter().flatten().count(),
+            time: (0..trace.ops().len()).filter_map(time_of).sum(),
+            of_time: costs.step().time,
+        });
+        Ok(costs)
+    }
+
+    fn with_times(
+        trace: &StepTrace,
+        device: &Device,
+        rule: CostRule,
+        time_of: impl Fn(usize) -> Option<Millis>,
+    ) -> Result<Costs, CostError> {
         let roofline = Roofline::new(device, rule)?;
         let kernels: Vec<Kernel> = trace.names().iter().map(|name| Kernel::named(name)).collect();
         let mut traffic = Traffic::new(trace);
@@ -63,17 +133,18 @@ impl Costs {
             flops: Vec::with_capacity(len),
             bytes: Vec::with_capacity(len),
             totals: [Cost::default(); 3],
+            measured: None,
         };
         for (index, op) in trace.ops().iter().enumerate() {
             let kernel = kernels[op.name.index()];
-            let cost =
-                kernel.cost(op, trace, rule, &roofline, &mut traffic).map_err(|NoRate(dtype)| CostError::NoRate {
-                    op: OpId::new(index),
-                    name: trace.op_name(op).to_owned(),
-                    dtype,
-                    device: device.name.clone(),
-                    rule,
-                })?;
+            let no_rate = |NoRate(dtype)| CostError::NoRate {
+                op: OpId::new(index),
+                name: trace.op_name(op).to_owned(),
+                dtype,
+                device: device.name.clone(),
+                rule,
+            };
+            let cost = kernel.cost(op, trace, &roofline, &mut traffic, time_of(index)).map_err(no_rate)?;
             costs.times.push(cost.time);
             costs.flops.push(cost.flops);
             costs.bytes.push(cost.bytes);
@@ -86,6 +157,12 @@ impl Costs {
     #[must_use]
     pub fn rule(&self) -> CostRule {
         self.rule
+    }
+
+    /// How much of the time was measured, where a table was given.
+    #[must_use]
+    pub fn measurements(&self) -> Option<&Measured> {
+        self.measured.as_ref()
     }
 
     /// The name of the device that they hold for.
@@ -171,10 +248,11 @@ impl Kernel {
         self,
         op: &Op,
         trace: &StepTrace,
-        rule: CostRule,
         roofline: &Roofline<'_>,
         traffic: &mut Traffic<'_>,
+        measured: Option<Millis>,
     ) -> Result<Cost, NoRate> {
+        let rule = roofline.rule();
         let free = match rule {
             CostRule::Physical => op.flags.view || op.flags.host || self.only_allocates,
             CostRule::Torch => self.torch_skips,
@@ -191,8 +269,10 @@ impl Kernel {
             let inputs: Vec<&Layout> = trace.inputs(op).iter().map(|tensor| trace.layout_of(*tensor)).collect();
             let outputs: Vec<&Layout> = trace.outputs(op).iter().map(|tensor| trace.layout_of(*tensor)).collect();
             flops = self.formula.flops(&inputs, &outputs, rule);
-            compute = roofline.compute_time(self.formula, flops, &inputs, &outputs)?;
+            if measured.is_none() {
+                compute = roofline.compute_time(self.formula, flops, &inputs, &outputs)?;
+            }
         }
-        Ok(Cost { time: roofline.time(compute, bytes), flops, bytes })
+        Ok(Cost { time: measured.unwrap_or_else(|| roofline.time(compute, bytes)), flops, bytes })
     }
 }

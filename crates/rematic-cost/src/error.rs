@@ -3,6 +3,7 @@ use std::path::PathBuf;
 
 use rematic_trace::{Dtype, OpId};
 
+use crate::table::{TABLE_FORMAT, TABLE_VERSION};
 use crate::{CostRule, Element};
 
 /// Why there are no costs, or no device to compute them for.
@@ -125,6 +126,65 @@ pub enum CostError {
         device: String,
         /// The rule.
         rule: CostRule,
+    },
+    /// A table of measured times cannot be read or written.
+    #[error("cannot {verb} the cost table {}: {source}", .path.display())]
+    TableFile {
+        /// `read` or `write`.
+        verb: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A table of measured times that is none.
+    #[error("{file} is not a cost table: {place}{source}; measure one with rematic.benchmark")]
+    TableSyntax {
+        /// The file.
+        file: String,
+        /// The row and field, with a colon; empty for the whole.
+        place: String,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// Another kind of file, or a newer version.
+    #[error(
+        "{file} says `{format}` version {version}; this rematic reads `{TABLE_FORMAT}` up to version {TABLE_VERSION}"
+    )]
+    TableVersion {
+        /// The file.
+        file: String,
+        /// What it says.
+        format: String,
+        /// What it says.
+        version: u32,
+    },
+    /// A row that cannot be used.
+    #[error("{file}: row {row} ({op}) has {found}; give {needed}")]
+    TableRow {
+        /// The file.
+        file: String,
+        /// The row, from 0.
+        row: usize,
+        /// Its operator.
+        op: String,
+        /// What stands there.
+        found: String,
+        /// What may stand there.
+        needed: &'static str,
+    },
+    /// A table for another step.
+    #[error(
+        "none of the step's {signatures} distinct operators is among the {rows} that were measured on {device}; \
+         measure this step, or use the physical rule"
+    )]
+    NothingMeasured {
+        /// How many the step has.
+        signatures: usize,
+        /// How many the table has.
+        rows: usize,
+        /// What the table was measured on.
+        device: String,
     },
 }
 

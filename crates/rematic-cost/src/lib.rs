@@ -1,7 +1,8 @@
 //! What the operators of a step cost: flops, bytes and time, from a device's data sheet.
 //!
 //! [`Costs`] follow one of two rules, [`CostRule::Physical`] and [`CostRule::Torch`]; [`ModuleTimes`] adds them up per
-//! module; [`Devices`] are built in or come from a user's file.
+//! module; [`Devices`] are built in or come from a user's file. A [`CostTable`] of measured times takes the place of the
+//! physical rule for the operators that it knows.
 //!
 //! ```
 //! use rematic_cost::{CostRule, Costs, Device};
@@ -40,8 +41,10 @@ mod flops;
 mod modules;
 mod rules;
 mod sheet;
+mod signature;
+mod table;
 
-pub use costs::{Cost, Costs};
+pub use costs::{Cost, Costs, Measured};
 pub use device::{
     DEFAULT_LAUNCH, DEFAULT_MATMUL_EFFICIENCY, Device, Devices, GbPerSecond, HostLink, Peaks, TflopPerSecond,
     TorchDatasheet,
@@ -51,3 +54,5 @@ pub use error::CostError;
 pub use flops::Formula;
 pub use modules::{ModuleOrders, ModuleTimes};
 pub use rules::{CostRule, TORCH_SKIPS};
+pub use signature::{Signature, Signatures};
+pub use table::{CostTable, TABLE_FORMAT, TABLE_VERSION};

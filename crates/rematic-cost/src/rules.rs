@@ -181,6 +181,11 @@ impl<'a> Roofline<'a> {
         })
     }
 
+    /// The rule.
+    pub(crate) fn rule(&self) -> CostRule {
+        self.rule
+    }
+
     /// The time of one kernel.
     pub(crate) fn time(&self, compute: Millis, bytes: Bytes) -> Millis {
         Millis(compute.0.max(self.bandwidth.time(bytes).0)) + self.launch

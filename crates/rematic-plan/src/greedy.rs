@@ -23,20 +23,17 @@ impl Problem<'_> {
         if self.baseline().peak <= budget {
             return Outcome::Fits;
         }
-        match self.greedy_fit(budget) {
-            Ok((checkpoints, replayed)) => {
-                let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
-                Outcome::Planned(Solution { checkpoints, replayed, lower_bound })
-            }
-            Err((checkpoints, replayed)) => {
-                let least = Solution { checkpoints, replayed, lower_bound: Millis(0.0) };
-                Outcome::Infeasible(Infeasible { least })
-            }
+        let (checkpoints, replayed) = self.greedy_fit(budget);
+        if replayed.peak > budget {
+            let least = Solution { checkpoints, replayed, lower_bound: Millis(0.0) };
+            return Outcome::Infeasible(Infeasible { least });
         }
+        let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
+        Outcome::Planned(Solution { checkpoints, replayed, lower_bound })
     }
 
-    /// A plan within the budget, or the lowest that was seen.
-    pub(crate) fn greedy_fit(&self, budget: Bytes) -> Result<(Vec<Checkpoint>, Replayed), (Vec<Checkpoint>, Replayed)> {
+    /// The first step that is within the budget, or the last one.
+    pub(crate) fn greedy_fit(&self, budget: Bytes) -> (Vec<Checkpoint>, Replayed) {
         let (start, steps) = self.greedy_steps();
         let after = |count: usize| {
             let mut policies = start.clone();
@@ -52,10 +49,7 @@ impl Problem<'_> {
         };
         // Each step lowers the peak or leaves it, up to small things: the first that fits is found by bisection.
         let mut best = after(steps.len());
-        let (mut low, mut high) = (0, steps.len());
-        if best.1.peak > budget {
-            return Err(best);
-        }
+        let (mut low, mut high) = (0, if best.1.peak > budget { 0 } else { steps.len() });
         while high - low > 1 {
             let middle = low + (high - low) / 2;
             let tried = after(middle);
@@ -65,7 +59,7 @@ impl Problem<'_> {
                 low = middle;
             }
         }
-        Ok(best)
+        best
     }
 
     /// The steps in order: which region gets which policy.

@@ -102,11 +102,12 @@ impl Problem<'_> {
                 best = Some(found);
             }
         }
-        if best.as_ref().is_none_or(|(_, best)| best.recompute.0 > lower_bound.0 * (1.0 + SAME))
-            && let Ok(found) = self.greedy_fit(budget)
-            && best.as_ref().is_none_or(|(_, best)| found.1.recompute < best.recompute)
-        {
-            best = Some(found);
+        if best.as_ref().is_none_or(|(_, best)| best.recompute.0 > lower_bound.0 * (1.0 + SAME)) {
+            let found = self.greedy_fit(budget);
+            let better = best.as_ref().is_none_or(|(_, best)| found.1.recompute < best.recompute);
+            if found.1.peak <= budget && better {
+                best = Some(found);
+            }
         }
         best.map(promise)
     }

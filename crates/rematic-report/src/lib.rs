@@ -2,6 +2,7 @@
 
 mod device;
 mod json;
+mod measured;
 mod milp;
 mod model;
 mod plan;

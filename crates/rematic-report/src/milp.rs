@@ -1,9 +1,11 @@
 use std::fmt::Write;
 
+use rematic_cost::Measured;
 use rematic_plan::{MilpChoice, MilpOutcome, PlanDocument, PlannedRegion, Replayed};
 use rematic_trace::{Bytes, Millis, StepTrace};
 
 use crate::json::json;
+use crate::measured::{measured_json, measured_text};
 use crate::plan::{PlanJson, ReplayedJson};
 use crate::regions::{self, RegionJson, Row, place, policy};
 use crate::style::{Style, Tone};
@@ -25,6 +27,8 @@ pub struct MilpReport<'a> {
     pub replayed_baseline: &'a Replayed,
     /// The plan with its decisions, and what the replay says about it.
     pub replayed: Option<(&'a PlanDocument, &'a Replayed)>,
+    /// How much of the time was measured.
+    pub measured: Option<&'a Measured>,
 }
 
 impl<'a> MilpReport<'a> {
@@ -64,6 +68,7 @@ impl<'a> MilpReport<'a> {
                 recompute_ms: replayed.recompute,
                 within_budget: replayed.peak <= self.budget,
             },
+            measured: measured_json(self.measured),
         })
     }
 
@@ -105,7 +110,7 @@ impl<'a> MilpReport<'a> {
                 text += &regions::table(rows, style);
             }
         }
-        text
+        text + &measured_text(self.measured)
     }
 
     /// What was replayed: the plan, or the step as it is.

@@ -1,11 +1,13 @@
 use std::fmt::Write;
 
+use rematic_cost::Measured;
 use rematic_memory::Ran;
 use rematic_plan::{PlanDocument, Replayed};
 use rematic_trace::{Bytes, Millis, StepTrace};
 use serde::Serialize;
 
 use crate::json::json;
+use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::regions::{self, RegionJson, Row, place, policy};
 use crate::style::{Style, Tone};
 use crate::table::{Column, Table};
@@ -34,6 +36,8 @@ pub struct PlanReport<'a> {
     pub step: Millis,
     /// The answer.
     pub verdict: Verdict<'a>,
+    /// How much of the time was measured.
+    pub measured: Option<&'a Measured>,
 }
 
 /// What every planner's answer looks like as JSON.
@@ -49,6 +53,8 @@ pub(crate) struct PlanJson<'a> {
     pub(crate) regions: Vec<RegionJson<'a>>,
     pub(crate) least_budget_bytes: Option<Bytes>,
     pub(crate) replayed: ReplayedJson,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) measured: Option<MeasuredJson<'a>>,
 }
 
 /// What the replay says about the plan, or about the step as it is where there is none.
@@ -103,6 +109,7 @@ impl PlanReport<'_> {
                 recompute_ms,
                 within_budget: peak_bytes <= self.budget,
             },
+            measured: measured_json(self.measured),
         })
     }
 
@@ -142,7 +149,7 @@ impl PlanReport<'_> {
             }
             Verdict::Planned(plan, at) => self.planned(&mut text, plan, *at, style),
         }
-        text
+        text + &measured_text(self.measured)
     }
 
     fn planned(&self, text: &mut String, plan: &PlanDocument, at: Option<Ran>, style: Style) {
@@ -198,6 +205,8 @@ pub struct CurveReport<'a> {
     pub step: Millis,
     /// The largest budget first.
     pub points: &'a [CurvePoint],
+    /// How much of the time was measured.
+    pub measured: Option<&'a Measured>,
 }
 
 impl CurveReport<'_> {
@@ -208,8 +217,10 @@ impl CurveReport<'_> {
         struct Json<'a> {
             step_ms: Millis,
             points: &'a [CurvePoint],
+            #[serde(skip_serializing_if = "Option::is_none")]
+            measured: Option<MeasuredJson<'a>>,
         }
-        json(&Json { step_ms: self.step, points: self.points })
+        json(&Json { step_ms: self.step, points: self.points, measured: measured_json(self.measured) })
     }
 
     /// A table with bars.
@@ -235,6 +246,6 @@ impl CurveReport<'_> {
                 bar,
             ]);
         }
-        style.paint(self.model, Tone::Strong) + "\n" + &table.render(style)
+        style.paint(self.model, Tone::Strong) + "\n" + &table.render(style) + &measured_text(self.measured)
     }
 }

@@ -7,6 +7,7 @@ use rematic_trace::{Bytes, Category, Dtype, ModuleId, Op, Phase, StepTrace, any_
 use serde::Serialize;
 
 use crate::json::json;
+use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::shorten::{Shorten, unbroken};
 use crate::style::{Sentence, Style, Tone};
 use crate::table::{Column, Table};
@@ -41,6 +42,8 @@ struct Json<'a> {
     peak: JsonPeak<'a>,
     order: JsonOrder,
     modules: &'a [ModuleStats],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measured: Option<MeasuredJson<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timeline: Option<Vec<JsonMoment<'a>>>,
 }
@@ -114,6 +117,7 @@ impl StatsReport<'_> {
                 bw_post_order: names(&orders.bw_post),
             },
             modules: &self.stats.modules,
+            measured: measured_json(self.costs.measurements()),
             timeline: with_timeline.then(|| self.moments(&paths)),
         };
         json(&document)
@@ -285,9 +289,13 @@ impl StatsReport<'_> {
     fn time(&self, style: Style) -> String {
         let phase = |phase: Phase| unbroken(&format!("{phase} {}", self.costs.total(phase).time));
         let step = self.costs.step();
+        let rule = match self.costs.measurements() {
+            Some(_) => "measured".to_owned(),
+            None => format!("{} rule", self.costs.rule()),
+        };
         let mut text = style.sentence(&Sentence {
             lead: (&format!("Step {}", step.time), Tone::Strong),
-            head: &format!(" on {} ({} rule):", self.device.product, self.costs.rule()),
+            head: &format!(" on {} ({rule}):", self.device.product),
             gap: " ",
             tail: (
                 &format!(
@@ -300,6 +308,7 @@ impl StatsReport<'_> {
                 Tone::Plain,
             ),
         });
+        text += &measured_text(self.costs.measurements());
         let Baseline { peak_bytes, compute_ms } = self.stats.baseline;
         text += &style.sentence(&Sentence {
             lead: ("torch's baseline, without optimizer state:", Tone::Quiet),

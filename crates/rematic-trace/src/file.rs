@@ -31,9 +31,7 @@ impl StepTrace {
         let write = || -> io::Result<()> {
             let mut file = BufWriter::new(File::create(path)?);
             if path.extension().is_some_and(|extension| extension == "zst") {
-                let mut packed = zstd::Encoder::new(file, ZSTD_LEVEL)?;
-                self.to_writer(&mut packed)?;
-                file = packed.finish()?;
+                self.to_packed(&mut file)?;
             } else {
                 self.to_writer(&mut file)?;
             }
@@ -51,6 +49,16 @@ impl StepTrace {
         writer.write_all(b"\n")
     }
 
+    /// Writes the trace as JSON under zstd.
+    ///
+    /// # Errors
+    /// If the writer fails.
+    pub fn to_packed(&self, writer: &mut impl Write) -> io::Result<()> {
+        let mut packed = zstd::Encoder::new(writer, ZSTD_LEVEL)?;
+        self.to_writer(&mut packed)?;
+        packed.finish().map(|_| ())
+    }
+
     /// Reads and validates a trace, compressed or not.
     ///
     /// # Errors
@@ -58,23 +66,28 @@ impl StepTrace {
     pub fn read(path: &Path) -> Result<StepTrace, FileError> {
         let failed = |source| FileError::Io { action: FileAction::Read, path: path.to_owned(), source };
         let mut file = File::open(path).map_err(failed)?;
-        let mut text = Vec::new();
-        (&mut file).take(ZSTD_MAGIC.len() as u64).read_to_end(&mut text).map_err(failed)?;
-        if text == ZSTD_MAGIC {
-            let unpack = || -> io::Result<Vec<u8>> {
-                let mut text = Vec::new();
-                let packed = io::Cursor::new(ZSTD_MAGIC).chain(file);
-                zstd::Decoder::new(packed)?.take(TEXT_LIMIT + 1).read_to_end(&mut text)?;
-                Ok(text)
-            };
-            text = unpack().map_err(|source| FileError::Zstd { path: path.to_owned(), source })?;
-        } else {
-            file.take(TEXT_LIMIT).read_to_end(&mut text).map_err(failed)?;
+        let mut start = Vec::new();
+        (&mut file).take(ZSTD_MAGIC.len() as u64).read_to_end(&mut start).map_err(failed)?;
+        if start == ZSTD_MAGIC {
+            return Self::from_json(&unpack(start.as_slice().chain(file), path)?, path);
         }
+        let mut text = start;
+        file.take(TEXT_LIMIT).read_to_end(&mut text).map_err(failed)?;
         if text.len() as u64 > TEXT_LIMIT {
             return Err(FileError::TooLarge { path: path.to_owned(), limit: TEXT_LIMIT });
         }
         Self::from_json(&text, path)
+    }
+
+    /// Reads and validates the content of a trace file, compressed or not; `path` is only for error messages.
+    ///
+    /// # Errors
+    /// As [`StepTrace::read`].
+    pub fn from_bytes(content: &[u8], path: &Path) -> Result<StepTrace, FileError> {
+        if content.starts_with(&ZSTD_MAGIC) {
+            return Self::from_json(&unpack(content, path)?, path);
+        }
+        Self::from_json(content, path)
     }
 
     /// Whether a file that begins like this is a trace, packed or not. The text need not be whole: its format is its first
@@ -123,6 +136,20 @@ impl StepTrace {
         trace.validate().map_err(|source| FileError::Invalid { path: path.to_owned(), source })?;
         Ok(trace)
     }
+}
+
+/// The text of a compressed trace.
+fn unpack(packed: impl Read, path: &Path) -> Result<Vec<u8>, FileError> {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        zstd::Decoder::new(packed)?.take(TEXT_LIMIT + 1).read_to_end(&mut text)?;
+        Ok(text)
+    };
+    let text = read().map_err(|source| FileError::Zstd { path: path.to_owned(), source })?;
+    if text.len() as u64 > TEXT_LIMIT {
+        return Err(FileError::TooLarge { path: path.to_owned(), limit: TEXT_LIMIT });
+    }
+    Ok(text)
 }
 
 /// The row and field where the text stops to be a trace. To follow the path takes time, so only text that is known to

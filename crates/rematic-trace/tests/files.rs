@@ -24,6 +24,8 @@ fn a_trace_reads_back_as_it_was() {
             trace.write(&path).unwrap();
             let read = StepTrace::read(&path).unwrap();
             assert!(read == trace, "{} through {name}", trace.model);
+            let content = std::fs::read(&path).unwrap();
+            assert!(StepTrace::from_bytes(&content, &path).unwrap() == trace, "{} from {name}", trace.model);
         }
     }
 }

@@ -44,6 +44,12 @@ pub enum Error {
     /// The milp planner decides about shares.
     #[error("--planner milp chooses a share of each module; drop --whole, or use --planner exact or greedy")]
     WholeMilp,
+    /// Measured times without a table.
+    #[error("measured times need a table; measure one with rematic.benchmark, and give it with --cost-table FILE")]
+    NoTable,
+    /// A table that nothing would look at.
+    #[error("a cost table is only used for measured times; add --cost measured")]
+    UnusedTable,
     /// A config file cannot be read.
     #[error("cannot read {}: {source}; give a config.json, a saved trace, or a model that `rematic models` lists", path.display())]
     Read {

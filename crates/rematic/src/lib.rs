@@ -16,11 +16,16 @@
 //! # Ok::<(), rematic::Error>(())
 //! ```
 
+#[cfg(feature = "cli")]
+pub mod cli;
 mod error;
+mod planning;
 mod source;
+mod target;
 
 pub use error::Error;
-pub use rematic_cost::{CostError, CostRule, Costs, Device, Devices};
+pub use planning::{CurveAnswer, Fit, PlanAnswer, Planner};
+pub use rematic_cost::{CostError, CostRule, CostTable, Costs, Device, Devices, Measured, Signature, Signatures};
 pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
 pub use rematic_memory::{Allocator, Timeline};
@@ -35,6 +40,7 @@ pub use rematic_report::{
 pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
 pub use rematic_tradeoff::{TradeoffError, Tradeoffs};
 pub use source::Source;
+pub use target::{CostSource, StepReport, Target};
 
 /// Write a model of your own: tensors, modules, and the step.
 pub mod fake {

@@ -8,4 +8,5 @@ mod output;
 mod planning;
 mod plans;
 mod run;
+mod tables;
 mod traces;

@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
+use crate::{Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Optimizer, Options, Target};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rematic::{Allocator, AttentionKernel, Bytes, CostRule, Dtype, Optimizer, Options};
 
 /// Plans the memory of deep-learning training: without a GPU, says what one training step takes, and why.
 #[derive(Parser)]
@@ -146,10 +146,28 @@ pub(crate) struct StepArguments {
     pub(crate) device: DeviceArguments,
     /// How an operator's time is estimated.
     #[arg(long, value_enum, default_value = "physical")]
-    pub(crate) cost: CostName,
-    /// How memory is rounded.
-    #[arg(long, value_enum, default_value = "cuda")]
-    pub(crate) allocator: AllocatorName,
+    cost: CostName,
+    /// With --cost measured: the table of measured times.
+    #[arg(long, value_name = "FILE")]
+    cost_table: Option<PathBuf>,
+    /// How memory is rounded [default: cuda; cpu for a step that was captured on the CPU]
+    #[arg(long, value_enum)]
+    allocator: Option<AllocatorName>,
+}
+
+impl StepArguments {
+    pub(crate) fn target(&self) -> Result<Target, Error> {
+        let cost = match (self.cost, &self.cost_table) {
+            (CostName::Measured, Some(table)) => CostSource::table(table)?,
+            (CostName::Measured, None) => return Err(Error::NoTable),
+            (_, Some(_)) => return Err(Error::UnusedTable),
+            (CostName::Physical, None) => CostSource::Rule(CostRule::Physical),
+            (CostName::Torch, None) => CostSource::Rule(CostRule::Torch),
+        };
+        let mut target = Target::find(&self.device.device, self.device.device_file.as_deref(), cost)?;
+        target.allocator = self.allocator.map(Allocator::from);
+        Ok(target)
+    }
 }
 
 #[derive(Args)]
@@ -318,15 +336,8 @@ pub(crate) enum CostName {
     Physical,
     /// What torch's RuntimeEstimator computes, for comparison with it
     Torch,
-}
-
-impl From<CostName> for CostRule {
-    fn from(name: CostName) -> CostRule {
-        match name {
-            CostName::Physical => CostRule::Physical,
-            CostName::Torch => CostRule::Torch,
-        }
-    }
+    /// Times from --cost-table, and physical for operators that are not in it
+    Measured,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

@@ -1,0 +1,124 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::{PyIterator, PyList};
+use rematic::{CurveAnswer, Style};
+
+use crate::error::{RematicError, exception};
+use crate::option::{self, Patterns, TableOrPath, target};
+use crate::trace::Trace;
+use crate::work::interruptible;
+
+/// Budget against time, from the step as it is down to the least that can be reached.
+#[pyclass(frozen, module = "rematic")]
+pub(crate) struct Curve {
+    answer: CurveAnswer,
+    model: String,
+}
+
+/// The plan for one budget.
+#[pyclass(frozen, get_all, eq, module = "rematic")]
+#[derive(PartialEq)]
+pub(crate) struct CurvePoint {
+    /// The budget.
+    budget: u64,
+    /// The peak of its plan.
+    peak: u64,
+    /// Time of recomputation.
+    recompute_ms: f64,
+    /// The bound of the planner's model.
+    lower_bound_ms: f64,
+}
+
+impl CurvePoint {
+    fn of(point: &rematic::CurvePoint) -> Self {
+        CurvePoint {
+            budget: point.budget_bytes.0,
+            peak: point.peak_bytes.0,
+            recompute_ms: point.recompute_ms.0,
+            lower_bound_ms: point.lower_bound_ms.0,
+        }
+    }
+}
+
+#[pymethods]
+impl CurvePoint {
+    fn __repr__(&self) -> String {
+        let CurvePoint { budget, peak, recompute_ms, .. } = self;
+        format!("<rematic.CurvePoint budget={budget}, peak={peak}, recompute_ms={recompute_ms}>")
+    }
+}
+
+#[pymethods]
+impl Curve {
+    /// The points, the largest budget first.
+    #[getter]
+    fn points(&self) -> Vec<CurvePoint> {
+        self.answer.points.iter().map(CurvePoint::of).collect()
+    }
+
+    /// Time of the step without recomputation.
+    #[getter]
+    fn step_ms(&self) -> f64 {
+        self.answer.step.0
+    }
+
+    /// What `rematic curve --json` says.
+    fn to_json(&self) -> String {
+        self.answer.report(&self.model).json()
+    }
+
+    fn __len__(&self) -> usize {
+        self.answer.points.len()
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        PyList::new(py, self.points())?.try_iter()
+    }
+
+    fn __getitem__(&self, index: isize) -> PyResult<CurvePoint> {
+        let points = &self.answer.points;
+        let at = if index < 0 { points.len().checked_sub(index.unsigned_abs()) } else { Some(index.unsigned_abs()) };
+        let point = at.and_then(|at| points.get(at));
+        point.map(CurvePoint::of).ok_or_else(|| PyIndexError::new_err(format!("the curve has {} points", points.len())))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<rematic.Curve of {}: {} budgets>", self.model, self.answer.points.len())
+    }
+
+    fn __str__(&self) -> String {
+        self.answer.report(&self.model).text(Style::default()).trim_end().to_owned()
+    }
+}
+
+/// Plans for budgets from the step as it is down to the least that can be reached.
+#[pyfunction]
+#[pyo3(signature = (trace, points=50, *, device="a100-80", device_file=None, cost="physical", cost_table=None, only=None,
+                    never=None, whole=false, world_size=1, allocator=None))]
+#[expect(clippy::too_many_arguments, reason = "the options of the command line")]
+pub(crate) fn curve(
+    py: Python<'_>,
+    trace: &Trace,
+    points: usize,
+    device: &str,
+    device_file: Option<PathBuf>,
+    cost: &str,
+    cost_table: Option<TableOrPath<'_>>,
+    only: Option<Patterns>,
+    never: Option<Patterns>,
+    whole: bool,
+    world_size: u64,
+    allocator: Option<&str>,
+) -> PyResult<Curve> {
+    if !(2..=10_000).contains(&points) {
+        return Err(RematicError::new_err(format!("points is {points}; give a number from 2 to 10000")));
+    }
+    let target = target(device, device_file, cost, cost_table, allocator)?;
+    let limits = option::limits(only, never, whole, world_size);
+    let step = Arc::clone(&trace.step);
+    let answer = interruptible(py, move || target.curve(&step, limits, points, || {}))?.map_err(exception)?;
+    Ok(Curve { answer, model: trace.step.model.clone() })
+}

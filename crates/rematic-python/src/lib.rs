@@ -1,0 +1,46 @@
+//! The native module `rematic._core`: converts between Python and Rust, and computes nothing itself.
+
+mod compat;
+mod cost;
+mod curve;
+mod error;
+mod option;
+mod plan;
+mod replay;
+mod trace;
+mod work;
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+
+/// Runs the command line with these arguments, the first of which is its name, and returns the exit code.
+#[pyfunction]
+fn main(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| rematic::cli::run(arguments))
+}
+
+/// What is written in Rust.
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    error::register(module)?;
+    module.add_class::<trace::Trace>()?;
+    module.add_class::<trace::Op>()?;
+    module.add_class::<trace::Module>()?;
+    module.add_class::<plan::Plan>()?;
+    module.add_class::<plan::Region>()?;
+    module.add_class::<replay::Replay>()?;
+    module.add_class::<curve::Curve>()?;
+    module.add_class::<curve::CurvePoint>()?;
+    module.add_class::<cost::CostTable>()?;
+    module.add_class::<cost::Signature>()?;
+    module.add_function(wrap_pyfunction!(main, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(curve::curve, module)?)?;
+    module.add_function(wrap_pyfunction!(replay::replay, module)?)?;
+    module.add_function(wrap_pyfunction!(cost::signatures, module)?)?;
+    module.add_function(wrap_pyfunction!(compat::sac_milp, module)?)?;
+    module.add_function(wrap_pyfunction!(compat::optimal_policy, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! Options as Python gives them.
+
+use std::path::PathBuf;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use rematic::{
+    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Limits, Optimizer, Planner, Target,
+};
+
+use crate::cost::CostTable;
+use crate::error::{PlanError, RematicError, exception};
+
+/// One of several values by its name.
+pub(crate) fn choose<T: Copy>(option: &str, name: &str, known: &[(&str, T)]) -> PyResult<T> {
+    known.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        RematicError::new_err(format!("{option} is `{name}`; give {}", one_of(&names)))
+    })
+}
+
+fn one_of(names: &[&str]) -> String {
+    match names {
+        [] => String::new(),
+        [only] => (*only).to_owned(),
+        [rest @ .., last] => format!("{} or {last}", rest.join(", ")),
+    }
+}
+
+/// A size: bytes, or text like 38GiB.
+#[derive(FromPyObject)]
+pub(crate) enum Size {
+    #[pyo3(transparent, annotation = "int")]
+    Bytes(u64),
+    #[pyo3(transparent, annotation = "str")]
+    Text(String),
+}
+
+impl Size {
+    pub(crate) fn bytes(&self) -> PyResult<Bytes> {
+        match self {
+            Size::Bytes(bytes) => Ok(Bytes(*bytes)),
+            Size::Text(text) => {
+                text.parse().map_err(|error: rematic_trace::ParseBytesError| RematicError::new_err(error.to_string()))
+            }
+        }
+    }
+}
+
+/// A negative or too large number, or something that is no size at all, in the words of the command line.
+pub(crate) fn size(object: &Bound<'_, PyAny>) -> PyResult<Bytes> {
+    match object.extract::<Size>() {
+        Ok(size) => size.bytes(),
+        Err(_) if object.is_instance_of::<pyo3::types::PyInt>() => {
+            Err(RematicError::new_err(format!("`{object}` is not a size; write it like 38GiB, 40GB or 1073741824")))
+        }
+        Err(_) => Err(PyTypeError::new_err(format!(
+            "a size is a number of bytes or a text like \"38GiB\", not {}",
+            object.get_type().name()?
+        ))),
+    }
+}
+
+/// A table of measured times, or the file that holds one.
+#[derive(FromPyObject)]
+pub(crate) enum TableOrPath<'py> {
+    Table(PyRef<'py, CostTable>),
+    Path(PathBuf),
+}
+
+pub(crate) fn target(
+    device: &str,
+    device_file: Option<PathBuf>,
+    cost: &str,
+    cost_table: Option<TableOrPath<'_>>,
+    allocator: Option<&str>,
+) -> PyResult<Target> {
+    let rule = choose(
+        "cost",
+        cost,
+        &[("physical", Some(CostRule::Physical)), ("torch", Some(CostRule::Torch)), ("measured", None)],
+    )?;
+    let source = match (rule, cost_table) {
+        (None, Some(TableOrPath::Table(table))) => CostSource::Table(table.table.clone()),
+        (None, Some(TableOrPath::Path(path))) => CostSource::table(&path).map_err(exception)?,
+        (None, None) => return Err(exception(Error::NoTable)),
+        (Some(_), Some(_)) => return Err(exception(Error::UnusedTable)),
+        (Some(rule), None) => CostSource::Rule(rule),
+    };
+    let mut target = Target::find(device, device_file.as_deref(), source).map_err(exception)?;
+    target.allocator = allocator.map(self::allocator).transpose()?;
+    Ok(target)
+}
+
+pub(crate) fn allocator(name: &str) -> PyResult<Allocator> {
+    choose("allocator", name, &[("cuda", Allocator::Cuda), ("cpu", Allocator::Cpu)])
+}
+
+pub(crate) fn planner(name: &str) -> PyResult<Planner> {
+    if name == "milp" {
+        return Err(PlanError::new_err(
+            "the planner milp decides about shares of modules, not about operators, so its plans cannot be replayed or \
+             applied; give exact or greedy, or use `rematic plan --planner milp` or rematic.compat.sac_milp",
+        ));
+    }
+    choose("planner", name, &[("exact", Planner::Exact), ("greedy", Planner::Greedy)])
+}
+
+pub(crate) fn optimizer(name: &str) -> PyResult<Optimizer> {
+    choose(
+        "optimizer",
+        name,
+        &[
+            ("adam", Optimizer::Adam),
+            ("adamw", Optimizer::AdamW),
+            ("sgd", Optimizer::Sgd),
+            ("sgd-momentum", Optimizer::SgdMomentum),
+        ],
+    )
+}
+
+pub(crate) fn attention(name: &str) -> PyResult<AttentionKernel> {
+    choose(
+        "attention",
+        name,
+        &[
+            ("auto", AttentionKernel::Auto),
+            ("flash", AttentionKernel::Flash),
+            ("efficient", AttentionKernel::Efficient),
+            ("math", AttentionKernel::Math),
+        ],
+    )
+}
+
+/// A type by its name here, in torch, or as torch's own object.
+pub(crate) fn dtype(object: &Bound<'_, PyAny>) -> PyResult<Dtype> {
+    let text = object.str()?.to_string();
+    let name = match text.strip_prefix("torch.").unwrap_or(&text) {
+        "float32" => "fp32",
+        "bfloat16" => "bf16",
+        "float16" => "fp16",
+        other => other,
+    };
+    choose("dtype", name, &[("fp32", Dtype::F32), ("bf16", Dtype::Bf16), ("fp16", Dtype::F16)])
+}
+
+/// One pattern, or several.
+#[derive(FromPyObject)]
+pub(crate) enum Patterns {
+    One(String),
+    Many(Vec<String>),
+}
+
+pub(crate) fn limits(only: Option<Patterns>, never: Option<Patterns>, whole: bool, world_size: u64) -> Limits {
+    let list = |patterns| match patterns {
+        None => Vec::new(),
+        Some(Patterns::One(pattern)) => vec![pattern],
+        Some(Patterns::Many(patterns)) => patterns,
+    };
+    Limits { world_size, only: list(only), never: list(never), whole, ..Limits::default() }
+}

@@ -1,0 +1,260 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use rematic::{DocumentError, Fit, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Verdict};
+use rematic_plan::{Choice, PLAN_FORMAT, PLAN_VERSION};
+
+use crate::error::{exception, infeasible};
+use crate::option::{self, Patterns, TableOrPath, target};
+use crate::trace::Trace;
+use crate::work::interruptible;
+
+/// What to drop and recompute in a step, with what was promised.
+#[pyclass(frozen, eq, module = "rematic")]
+pub(crate) struct Plan {
+    pub(crate) document: PlanDocument,
+    /// Where the peak is, and what was measured, in words: known only to who made the plan.
+    text: Option<String>,
+}
+
+/// Plans are equal if they decide and promise the same.
+impl PartialEq for Plan {
+    fn eq(&self, other: &Self) -> bool {
+        self.document == other.document
+    }
+}
+
+/// One call of a module that is checkpointed.
+#[pyclass(frozen, get_all, module = "rematic")]
+pub(crate) struct Region {
+    /// The module's full name.
+    module: String,
+    /// Which of the module's calls in the step; the first is 0.
+    call: usize,
+    /// The share of what autograd would hold that is freed.
+    discard: f64,
+    /// Bytes freed between its forward and its backward.
+    freed: u64,
+    /// Time of recomputation.
+    recompute_ms: f64,
+    /// All of its forward operators in order: name, and whether its output is saved.
+    policy: Vec<(String, bool)>,
+}
+
+#[pymethods]
+impl Region {
+    /// The operators whose output is saved, in order.
+    #[getter]
+    fn saved(&self) -> Vec<&str> {
+        self.policy.iter().filter(|(_, saved)| *saved).map(|(name, _)| name.as_str()).collect()
+    }
+
+    fn __repr__(&self) -> String {
+        let (saved, ops) = (self.saved().len(), self.policy.len());
+        format!("<rematic.Region {}, call {}: saves {saved} of {ops} operators>", self.module, self.call)
+    }
+}
+
+impl Plan {
+    pub(crate) fn of(answer: PlanAnswer, trace: &StepTrace) -> Self {
+        let text = answer.report(trace).text(Style::default());
+        Plan { document: answer.document, text: Some(text) }
+    }
+
+    /// What the command line says, as far as the plan alone knows it.
+    fn text_without_step(&self) -> String {
+        let document = &self.document;
+        let report = PlanReport {
+            trace: &StepTrace::new(&document.source),
+            budget: document.budget_bytes,
+            baseline: document.baseline_peak_bytes,
+            step: document.step_ms,
+            verdict: match self.fit() {
+                Fit::Fits => Verdict::Fits,
+                _ => Verdict::Planned(document, None),
+            },
+            measured: None,
+        };
+        report.text(Style::default())
+    }
+
+    fn fit(&self) -> Fit {
+        if self.document.regions.is_empty() { Fit::Fits } else { Fit::Planned }
+    }
+}
+
+#[pymethods]
+impl Plan {
+    /// Reads a plan file.
+    #[staticmethod]
+    fn load(path: PathBuf) -> PyResult<Self> {
+        let document = PlanDocument::read(&path).map_err(exception)?;
+        Ok(Plan { document, text: None })
+    }
+
+    /// Reads the text of a plan file.
+    #[staticmethod]
+    fn from_json(text: &str) -> PyResult<Self> {
+        Ok(Plan { document: parse(text).map_err(exception)?, text: None })
+    }
+
+    /// Writes the plan to a file.
+    fn save(&self, path: PathBuf) -> PyResult<()> {
+        self.document.write(&path).map_err(exception)
+    }
+
+    /// The text of a plan file.
+    fn to_json(&self) -> PyResult<String> {
+        let text = serde_json::to_string_pretty(&self.document);
+        text.map(|text| text + "\n").map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    }
+
+    /// `fits` (nothing to drop) or `planned`.
+    #[getter]
+    fn outcome(&self) -> &'static str {
+        match self.fit() {
+            Fit::Fits => "fits",
+            _ => "planned",
+        }
+    }
+
+    /// The model.
+    #[getter]
+    fn source(&self) -> &str {
+        &self.document.source
+    }
+
+    /// The device that times are for.
+    #[getter]
+    fn device(&self) -> &str {
+        &self.document.device
+    }
+
+    /// Devices among which parameters, gradients and optimizer state are spread.
+    #[getter]
+    fn world_size(&self) -> u64 {
+        self.document.world_size
+    }
+
+    /// The most bytes that may be in use.
+    #[getter]
+    fn budget(&self) -> u64 {
+        self.document.budget_bytes.0
+    }
+
+    /// The peak under the plan, as replayed.
+    #[getter]
+    fn peak(&self) -> u64 {
+        self.document.peak_bytes.0
+    }
+
+    /// The peak without a plan.
+    #[getter]
+    fn baseline_peak(&self) -> u64 {
+        self.document.baseline_peak_bytes.0
+    }
+
+    /// Time of the step without recomputation.
+    #[getter]
+    fn step_ms(&self) -> f64 {
+        self.document.step_ms.0
+    }
+
+    /// Time of recomputation.
+    #[getter]
+    fn recompute_ms(&self) -> f64 {
+        self.document.recompute_ms.0
+    }
+
+    /// The bound of the planner's model.
+    #[getter]
+    fn lower_bound_ms(&self) -> f64 {
+        self.document.lower_bound_ms.0
+    }
+
+    /// The checkpointed regions, in the order of forward.
+    #[getter]
+    fn regions(&self) -> Vec<Region> {
+        let region = |region: &rematic_plan::PlannedRegion| Region {
+            module: region.module.clone(),
+            call: region.call,
+            discard: region.discard,
+            freed: region.freed_bytes.0,
+            recompute_ms: region.recompute_ms.0,
+            policy: region.policy.iter().map(|op| (op.op.clone(), op.decision == Choice::Save)).collect(),
+        };
+        self.document.regions.iter().map(region).collect()
+    }
+
+    fn __repr__(&self) -> String {
+        let document = &self.document;
+        let (peak, baseline, budget) = (document.peak_bytes, document.baseline_peak_bytes, document.budget_bytes);
+        match (self.fit(), document.regions.len()) {
+            (Fit::Fits, _) => format!("<rematic.Plan for {}: fits as it is, {peak} of {budget}>", document.source),
+            (_, regions) => format!(
+                "<rematic.Plan for {}: {regions} regions, peak {baseline} -> {peak} of {budget}, {} of recomputation>",
+                document.source, document.recompute_ms
+            ),
+        }
+    }
+
+    fn __str__(&self) -> String {
+        let text = self.text.clone().unwrap_or_else(|| self.text_without_step());
+        text.trim_end().to_owned()
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
+        Ok((py.get_type::<Plan>().getattr("from_json")?, (self.to_json()?,)))
+    }
+}
+
+/// Reads a plan from its text; what it says about itself is looked at first.
+fn parse(text: &str) -> Result<PlanDocument, DocumentError> {
+    #[derive(serde::Deserialize)]
+    struct Header {
+        format: String,
+        version: u32,
+    }
+    let path = || PathBuf::from("the plan");
+    let syntax = |source| DocumentError::Syntax { path: path(), source };
+    let Header { format, version } = serde_json::from_str(text).map_err(syntax)?;
+    if format != PLAN_FORMAT || version == 0 || version > PLAN_VERSION {
+        return Err(DocumentError::Version { path: path(), format, version });
+    }
+    serde_json::from_str(text).map_err(syntax)
+}
+
+/// Finds what to drop and recompute so that the step fits a budget, at the least extra time.
+#[pyfunction]
+#[pyo3(signature = (trace, budget=None, *, device="a100-80", device_file=None, planner="exact", cost="physical",
+                    cost_table=None, only=None, never=None, whole=false, world_size=1, allocator=None))]
+#[expect(clippy::too_many_arguments, reason = "the options of the command line")]
+pub(crate) fn plan(
+    py: Python<'_>,
+    trace: &Trace,
+    budget: Option<&Bound<'_, PyAny>>,
+    device: &str,
+    device_file: Option<PathBuf>,
+    planner: &str,
+    cost: &str,
+    cost_table: Option<TableOrPath<'_>>,
+    only: Option<Patterns>,
+    never: Option<Patterns>,
+    whole: bool,
+    world_size: u64,
+    allocator: Option<&str>,
+) -> PyResult<Plan> {
+    let planner = option::planner(planner)?;
+    let target = target(device, device_file, cost, cost_table, allocator)?;
+    let budget = budget.map(option::size).transpose()?.unwrap_or(target.device.memory);
+    let limits = option::limits(only, never, whole, world_size);
+    let step = Arc::clone(&trace.step);
+    let answer = interruptible(py, move || target.plan(&step, limits, planner, budget))?.map_err(exception)?;
+    if answer.fit == Fit::Infeasible {
+        let words = answer.report(&trace.step).text(Style::default());
+        return Err(infeasible(py, &words, budget, answer.replayed.peak));
+    }
+    Ok(Plan::of(answer, &trace.step))
+}

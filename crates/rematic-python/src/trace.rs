@@ -1,0 +1,276 @@
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyDict};
+use rematic::{Model, Options, Source, StepReport, StepTrace, Target, Timeline};
+use rematic_trace::ModuleId;
+
+use crate::error::{TraceError, exception};
+use crate::option::{self, TableOrPath, target};
+use crate::work::interruptible;
+
+/// One training step: its modules, memory and operators, and everything that happens, in order.
+#[pyclass(frozen, module = "rematic")]
+pub(crate) struct Trace {
+    pub(crate) step: Arc<StepTrace>,
+}
+
+/// One operator of a step.
+#[pyclass(frozen, get_all, module = "rematic")]
+pub(crate) struct Op {
+    /// Its name with overload (`mm.default`).
+    name: String,
+    /// `forward`, `backward` or `optimizer`.
+    phase: String,
+    /// The full name of the module that it belongs to.
+    module: Option<String>,
+    /// What it reads: storage, and layout as (dtype, shape, strides).
+    inputs: Vec<(usize, LayoutTuple)>,
+    /// What it returns.
+    outputs: Vec<(usize, LayoutTuple)>,
+    /// Whether it is a view: no kernel runs.
+    view: bool,
+    /// Whether it draws random numbers.
+    random: bool,
+}
+
+/// Type, shape, strides.
+pub(crate) type LayoutTuple = (String, Vec<u64>, Vec<u64>);
+
+pub(crate) fn layout_tuple(layout: &rematic_trace::Layout) -> LayoutTuple {
+    (layout.dtype.name().to_owned(), layout.shape.clone(), layout.strides.clone())
+}
+
+#[pymethods]
+impl Op {
+    fn __repr__(&self) -> String {
+        let module = self.module.as_ref().map_or_else(String::new, |module| format!(" in {module}"));
+        format!("<rematic.Op {}{module} ({})>", self.name, self.phase)
+    }
+}
+
+/// One module of a step.
+#[pyclass(frozen, get_all, module = "rematic")]
+pub(crate) struct Module {
+    /// Its full name.
+    path: String,
+    /// Its class.
+    class_name: String,
+    /// How often its forward runs.
+    calls: usize,
+}
+
+#[pymethods]
+impl Module {
+    fn __repr__(&self) -> String {
+        format!("<rematic.Module {}: {}>", self.path, self.class_name)
+    }
+}
+
+impl Trace {
+    fn new(step: StepTrace) -> Self {
+        Trace { step: Arc::new(step) }
+    }
+
+    /// The replayed memory.
+    fn timeline_by(&self, py: Python<'_>, allocator: Option<&str>) -> PyResult<Timeline> {
+        let allocator = match allocator {
+            Some(name) => option::allocator(name)?,
+            None => Target::default_allocator(&self.step),
+        };
+        let step = Arc::clone(&self.step);
+        interruptible(py, move || Timeline::replay(&step, allocator))
+    }
+}
+
+/// What a trace without a file is called in messages.
+const IN_MEMORY: &str = "the trace";
+
+#[pymethods]
+impl Trace {
+    /// Reads and validates the content of an `.rmt` or `.rmt.zst` file.
+    #[staticmethod]
+    fn from_bytes(py: Python<'_>, data: PyBackedBytes) -> PyResult<Self> {
+        let data = data.to_vec();
+        let read = interruptible(py, move || StepTrace::from_bytes(&data, Path::new(IN_MEMORY)))?;
+        read.map(Trace::new).map_err(exception)
+    }
+
+    /// Reads and validates a trace file.
+    #[staticmethod]
+    fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        interruptible(py, move || StepTrace::read(&path))?.map(Trace::new).map_err(exception)
+    }
+
+    /// Traces a built-in model, or the one that a Hugging Face config (a path, or a dict) describes.
+    #[staticmethod]
+    #[pyo3(signature = (source, *, batch=None, seq=None, dtype=None, optimizer=None, attention=None, layers=None,
+                        dropout=None, dim=None, heads=None, vocab=None))]
+    #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
+    fn model(
+        py: Python<'_>,
+        source: &Bound<'_, PyAny>,
+        batch: Option<u64>,
+        seq: Option<u64>,
+        dtype: Option<&Bound<'_, PyAny>>,
+        optimizer: Option<&str>,
+        attention: Option<&str>,
+        layers: Option<u64>,
+        dropout: Option<f64>,
+        dim: Option<u64>,
+        heads: Option<u64>,
+        vocab: Option<u64>,
+    ) -> PyResult<Self> {
+        let options = Options {
+            batch,
+            seq,
+            dtype: dtype.map(option::dtype).transpose()?,
+            optimizer: optimizer.map(option::optimizer).transpose()?,
+            attention: attention.map(option::attention).transpose()?,
+            layers,
+            dropout,
+            dim,
+            heads,
+            vocab,
+        };
+        let source = if source.is_instance_of::<PyDict>() {
+            let text: String = py.import("json")?.call_method1("dumps", (source,))?.extract()?;
+            Source::Model(Box::new(Model::from_config("the config", &text).map_err(exception)?))
+        } else {
+            let path: PathBuf = source.extract()?;
+            let name =
+                path.to_str().ok_or_else(|| TraceError::new_err("the name of the model is not text in UTF-8"))?;
+            Source::open(name).map_err(exception)?
+        };
+        interruptible(py, move || source.trace(&options))?.map(Trace::new).map_err(exception)
+    }
+
+    /// Writes the trace; a name that ends in `.zst` compresses it.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        py.detach(|| self.step.write(&path)).map_err(exception)
+    }
+
+    /// The content of a trace file.
+    #[pyo3(signature = (*, compress=false))]
+    fn to_bytes<'py>(&self, py: Python<'py>, compress: bool) -> PyResult<Bound<'py, PyBytes>> {
+        let mut content = Vec::new();
+        py.detach(|| if compress { self.step.to_packed(&mut content) } else { self.step.to_writer(&mut content) })?;
+        Ok(PyBytes::new(py, &content))
+    }
+
+    /// What was traced.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.step.model
+    }
+
+    /// How it was traced.
+    #[getter]
+    fn facts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let facts = PyDict::new(py);
+        for (name, value) in &self.step.facts {
+            facts.set_item(name, value)?;
+        }
+        Ok(facts)
+    }
+
+    /// The modules, each after the module that holds it.
+    #[getter]
+    fn modules(&self) -> Vec<Module> {
+        let mut calls = vec![0; self.step.modules().len()];
+        for call in self.step.calls() {
+            calls[call.module.index()] += 1;
+        }
+        let module = |(index, calls)| {
+            let id = ModuleId::new(index);
+            Module { path: self.step.path(id), class_name: self.step.module(id).class.clone(), calls }
+        };
+        calls.into_iter().enumerate().map(module).collect()
+    }
+
+    /// The operators, in the order of execution.
+    #[getter]
+    fn ops(&self) -> Vec<Op> {
+        let step = &self.step;
+        let paths: Vec<String> = (0..step.modules().len()).map(|index| step.path(ModuleId::new(index))).collect();
+        let tensors = |tensors: &[rematic_trace::Tensor]| {
+            let tuple =
+                |tensor: &rematic_trace::Tensor| (tensor.storage.index(), layout_tuple(step.layout_of(*tensor)));
+            tensors.iter().map(tuple).collect()
+        };
+        let op = |op: &rematic_trace::Op| Op {
+            name: step.op_name(op).to_owned(),
+            phase: op.phase.to_string(),
+            module: step.module_of(op).map(|module| paths[module.index()].clone()),
+            inputs: tensors(step.inputs(op)),
+            outputs: tensors(step.outputs(op)),
+            view: op.flags.view,
+            random: op.flags.random,
+        };
+        step.ops().iter().map(op).collect()
+    }
+
+    /// The highest bytes in use.
+    #[pyo3(signature = (allocator=None))]
+    fn peak(&self, py: Python<'_>, allocator: Option<&str>) -> PyResult<u64> {
+        Ok(self.timeline_by(py, allocator)?.peak().total().0)
+    }
+
+    /// Bytes by category where the total is highest.
+    #[pyo3(signature = (allocator=None))]
+    fn categories<'py>(&self, py: Python<'py>, allocator: Option<&str>) -> PyResult<Bound<'py, PyDict>> {
+        let categories = PyDict::new(py);
+        for (category, bytes) in self.timeline_by(py, allocator)?.peak().snapshot.iter() {
+            categories.set_item(category.to_string(), bytes.0)?;
+        }
+        Ok(categories)
+    }
+
+    /// Bytes in use after every operator.
+    #[pyo3(signature = (allocator=None))]
+    fn timeline(&self, py: Python<'_>, allocator: Option<&str>) -> PyResult<Vec<u64>> {
+        Ok(self.timeline_by(py, allocator)?.totals().iter().map(|total| total.0).collect())
+    }
+
+    /// What `rematic stats --json` says.
+    #[pyo3(signature = (*, device="a100-80", device_file=None, cost="physical", cost_table=None, allocator=None,
+                        timeline=false))]
+    #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
+    fn stats<'py>(
+        &self,
+        py: Python<'py>,
+        device: &str,
+        device_file: Option<PathBuf>,
+        cost: &str,
+        cost_table: Option<TableOrPath<'_>>,
+        allocator: Option<&str>,
+        timeline: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let target = target(device, device_file, cost, cost_table, allocator)?;
+        let step = Arc::clone(&self.step);
+        let json = interruptible(py, move || {
+            StepReport::new((*step).clone(), &target).map(|report| report.stats().json(timeline))
+        })?;
+        py.import("json")?.call_method1("loads", (json.map_err(exception)?,))
+    }
+
+    fn __len__(&self) -> usize {
+        self.step.ops().len()
+    }
+
+    fn __eq__(&self, other: &Trace) -> bool {
+        *self.step == *other.step
+    }
+
+    fn __repr__(&self) -> String {
+        let (ops, modules) = (self.step.ops().len(), self.step.modules().len());
+        format!("<rematic.Trace of {}: {ops} operators, {modules} modules>", self.step.model)
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
+        let from_bytes = py.get_type::<Trace>().getattr("from_bytes")?;
+        Ok((from_bytes, (self.to_bytes(py, true)?,)))
+    }
+}

@@ -1,0 +1,131 @@
+//! The command line.
+
+mod arguments;
+mod planning;
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+
+use clap::Parser;
+use owo_colors::OwoColorize;
+
+use crate::{Devices, Error, SavedReport, Source, StepReport, StepTrace, Style};
+use arguments::{Arguments, DevicesArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
+
+/// The exit code of a command that was refused.
+const REFUSED: u8 = 2;
+
+/// Runs the command `rematic` with these arguments, the first of which is its name, and returns its exit code: 0 done, 2
+/// error, 3 infeasible.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(usage) => {
+            // Nobody is left to tell if this fails.
+            let _ = usage.print();
+            return u8::try_from(usage.exit_code()).unwrap_or(REFUSED);
+        }
+    };
+    let result = match &arguments.verb {
+        Verb::Trace(arguments) => trace(arguments).map(Answer::done),
+        Verb::Stats(arguments) => stats(arguments).map(Answer::done),
+        Verb::Plan(arguments) => planning::plan(arguments),
+        Verb::Curve(arguments) => planning::curve(arguments),
+        Verb::Replay(arguments) => planning::replay(arguments),
+        Verb::Devices(arguments) => devices(arguments).map(Answer::done),
+        Verb::Models { json } => models(*json).map(Answer::done),
+    };
+    match result.and_then(|answer| print(&answer.text).map(|()| answer.code)) {
+        Ok(code) => code,
+        Err(error) => {
+            let label = "error:";
+            let label = if style(&std::io::stderr()).color { label.red().bold().to_string() } else { label.to_owned() };
+            // Nobody is left to tell if this fails too.
+            let _ = writeln!(std::io::stderr(), "{label} {error}");
+            REFUSED
+        }
+    }
+}
+
+/// What a verb says, and the exit code.
+struct Answer {
+    text: String,
+    code: u8,
+}
+
+impl Answer {
+    fn done(text: String) -> Self {
+        Answer { text, code: 0 }
+    }
+}
+
+fn trace(arguments: &TraceArguments) -> Result<String, Failure> {
+    let trace = read(&arguments.source)?;
+    trace.write(&arguments.output).map_err(Error::from)?;
+    let report = SavedReport { file: &arguments.output, trace: &trace };
+    Ok(if arguments.json { report.json() } else { report.text() })
+}
+
+fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
+    let target = arguments.step.target()?;
+    let report = StepReport::new(read(&arguments.step.source)?, &target)?;
+    let report = report.stats();
+    Ok(if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) })
+}
+
+fn devices(arguments: &DevicesArguments) -> Result<String, Failure> {
+    let devices = known_devices(arguments.device_file.as_deref())?;
+    Ok(if arguments.json {
+        crate::devices_json(devices.all())
+    } else {
+        crate::devices_text(devices.all(), style(&std::io::stdout()))
+    })
+}
+
+fn models(json: bool) -> Result<String, Failure> {
+    let models: Vec<(&str, &str)> = crate::BUILTIN.iter().map(|model| (model.name, model.description)).collect();
+    Ok(if json { crate::models_json(&models) } else { crate::models_text(&models, style(&std::io::stdout())) })
+}
+
+fn read(arguments: &SourceArguments) -> Result<StepTrace, Failure> {
+    Ok(Source::open(&arguments.source)?.trace(&arguments.options())?)
+}
+
+fn known_devices(file: Option<&Path>) -> Result<Devices, Failure> {
+    let mut devices = Devices::builtin();
+    if let Some(file) = file {
+        devices.extend_from(file).map_err(Error::from)?;
+    }
+    Ok(devices)
+}
+
+/// Why a command stops.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Rematic(#[from] Error),
+    #[error("cannot write the output: {0}")]
+    Output(std::io::Error),
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        // The reader has seen enough, as `head` does.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(Failure::Output),
+    }
+}
+
+/// Colours only on a terminal that wants them; the width is the terminal's, else that of `COLUMNS`.
+fn style(stream: &impl IsTerminal) -> Style {
+    let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        && std::env::var_os("TERM").is_none_or(|terminal| terminal != "dumb");
+    let on_terminal = stream.is_terminal();
+    let terminal = on_terminal.then(terminal_size::terminal_size).flatten().map(|(width, _)| width.0);
+    let asked = || std::env::var("COLUMNS").ok()?.trim().parse().ok();
+    let width =
+        terminal.filter(|width| *width > 0).or_else(asked).filter(|width| *width > 0).unwrap_or(Style::default().width);
+    Style { color: wanted && on_terminal, width }
+}

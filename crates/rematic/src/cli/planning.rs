@@ -1,0 +1,149 @@
+//! The verbs `plan`, `curve` and `replay`.
+
+use std::io::Write;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::arguments::{CurveArguments, LimitArguments, PlanArguments, PlannerName, ReplayArguments};
+use super::{Answer, Failure, read, style};
+use crate::{
+    Allocator, Bytes, Error, Fit, Limits, Millis, MilpOptions, MilpOutcome, MilpReport, ModuleGraph, PlanAnswer,
+    PlanDocument, Planner, Solution, StepStats, StepTrace, Target, Timeline, Tradeoffs, milp,
+};
+
+/// The exit code of a step that cannot be made to fit.
+const INFEASIBLE: u8 = 3;
+
+pub(crate) fn plan(arguments: &PlanArguments) -> Result<Answer, Failure> {
+    if arguments.budget == Bytes(0) {
+        return Err(Error::NoBudget { found: arguments.budget }.into());
+    }
+    let target = arguments.limits.step.target()?;
+    let trace = read(&arguments.limits.step.source)?;
+    if arguments.budget > target.device.memory {
+        warn(&format!(
+            "the budget of {} is larger than the memory of {}, {}",
+            arguments.budget, target.device.product, target.device.memory
+        ));
+    }
+    let planner = match arguments.planner {
+        PlannerName::Milp => return torch_plan(arguments, &trace, &target),
+        PlannerName::Greedy => Planner::Greedy,
+        PlannerName::Exact => Planner::Exact,
+    };
+    let found = target.plan(&trace, limits(&arguments.limits), planner, arguments.budget)?;
+    write(arguments, (found.fit != Fit::Infeasible).then_some(&found.document))?;
+    Ok(answer(&found, &trace, arguments.limits.json))
+}
+
+fn warn(warning: &str) {
+    // Nobody is left to tell if this fails.
+    let _ = writeln!(std::io::stderr(), "warning: {warning}");
+}
+
+/// Writes the plan if a file was asked for. Where there is none, the file is missing, or an old one: somebody might use
+/// it.
+fn write(arguments: &PlanArguments, document: Option<&PlanDocument>) -> Result<(), Failure> {
+    match (&arguments.output, document) {
+        (Some(path), Some(document)) => document.write(path).map_err(Error::from)?,
+        (Some(path), None) => warn(&format!("there is no plan, so {} is not written", path.display())),
+        (None, _) => {}
+    }
+    Ok(())
+}
+
+fn limits(arguments: &LimitArguments) -> Limits {
+    Limits {
+        world_size: arguments.world_size.unwrap_or(1).into(),
+        only: arguments.only.clone(),
+        never: arguments.never.clone(),
+        whole: arguments.whole,
+        ..Limits::default()
+    }
+}
+
+fn answer(found: &PlanAnswer, trace: &StepTrace, json: bool) -> Answer {
+    let report = found.report(trace);
+    let text = if json { report.json() } else { report.text(style(&std::io::stdout())) };
+    Answer { text, code: if found.fit == Fit::Infeasible { INFEASIBLE } else { 0 } }
+}
+
+/// Torch's `sac_milp`: it plans by its own idea of the peak; the replay then says what the plan does.
+fn torch_plan(arguments: &PlanArguments, trace: &StepTrace, target: &Target) -> Result<Answer, Failure> {
+    let given = &arguments.limits;
+    if given.whole {
+        return Err(Error::WholeMilp.into());
+    }
+    let world_size = given.world_size.unwrap_or(1);
+    let costs = target.costs(trace)?;
+    let problem = target.problem(trace, &costs, limits(given))?;
+    let allocator = target.allocator(trace);
+    let stats = StepStats::new(trace, &Timeline::replay(trace, allocator), &costs);
+    // Torch counts what it traced on the meta device, without rounding.
+    let rounding = if target.cost.is_torch() { Allocator::Cpu } else { allocator };
+    let tradeoffs = Tradeoffs::new(trace, &costs, rounding).map_err(Error::from)?;
+    let graph = ModuleGraph::new(trace, &stats, &tradeoffs);
+    let mut options = MilpOptions::new(arguments.budget);
+    options.world_size = world_size;
+    options.ac_units = (!given.only.is_empty() || !given.never.is_empty()).then(|| problem.checkpointable());
+    options.gap = arguments.gap;
+    options.time_limit = arguments.time_limit.map(Duration::from_secs).or(options.time_limit);
+    let outcome = milp(&graph, &options).map_err(Error::from)?;
+    let solution = match &outcome {
+        MilpOutcome::Planned(plan) => Some(problem.replay_milp(plan, &tradeoffs).map_err(Error::from)?),
+        MilpOutcome::Fits { .. } => {
+            let replayed = problem.baseline().clone();
+            Some(Solution { checkpoints: Vec::new(), replayed, lower_bound: Millis(0.0) })
+        }
+        MilpOutcome::Infeasible { .. } => None,
+    };
+    let written = solution
+        .map(|found| (PlanDocument::new(&problem, &found, arguments.budget, &target.device.name), found.replayed));
+    write(arguments, written.as_ref().map(|(document, _)| document))?;
+    let planned = written.as_ref().filter(|_| matches!(outcome, MilpOutcome::Planned(_)));
+    let report = MilpReport {
+        trace,
+        budget: arguments.budget,
+        baseline: graph.peak(world_size),
+        step: costs.step().time,
+        outcome: &outcome,
+        replayed_baseline: problem.baseline(),
+        replayed: planned.map(|(document, replayed)| (document, replayed)),
+        measured: costs.measurements(),
+    };
+    let code = if matches!(outcome, MilpOutcome::Infeasible { .. }) { INFEASIBLE } else { 0 };
+    let text = if given.json { report.json() } else { report.text(style(&std::io::stdout())) };
+    Ok(Answer { text, code })
+}
+
+pub(crate) fn curve(arguments: &CurveArguments) -> Result<Answer, Failure> {
+    let target = arguments.limits.step.target()?;
+    let trace = read(&arguments.limits.step.source)?;
+    let bar = progress_bar(arguments.points.into());
+    let found = target.curve(&trace, limits(&arguments.limits), arguments.points as usize, || bar.inc(1));
+    bar.finish_and_clear();
+    let found = found?;
+    let report = found.report(&trace.model);
+    let text = if arguments.limits.json { report.json() } else { report.text(style(&std::io::stdout())) };
+    Ok(Answer { text, code: 0 })
+}
+
+/// On a terminal only.
+fn progress_bar(steps: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos} of {len} budgets, {eta} left");
+    let bar = ProgressBar::new(steps);
+    style.map_or(ProgressBar::hidden(), |style| bar.with_style(style))
+}
+
+pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
+    let target = arguments.limits.step.target()?;
+    let trace = read(&arguments.limits.step.source)?;
+    let document = PlanDocument::read(&arguments.plan).map_err(Error::from)?;
+    let mut limits = limits(&arguments.limits);
+    if arguments.limits.world_size.is_none() {
+        limits.world_size = document.world_size;
+    }
+    let found = target.replay(&trace, limits, document)?;
+    Ok(answer(&found, &trace, arguments.limits.json))
+}

@@ -1,0 +1,121 @@
+use std::path::Path;
+
+use rematic_cost::{CostRule, CostTable, Costs, Device, Devices};
+use rematic_memory::{Allocator, Timeline};
+use rematic_plan::StepStats;
+use rematic_report::StatsReport;
+use rematic_trace::StepTrace;
+
+use crate::error::Error;
+
+/// Where the time of an operator comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CostSource {
+    /// A rule, from the device's data sheet.
+    Rule(CostRule),
+    /// Measurements; what was not measured follows the physical rule.
+    Table(CostTable),
+}
+
+impl CostSource {
+    /// Measurements, from a file.
+    ///
+    /// # Errors
+    /// If it cannot be read or is not a table.
+    pub fn table(path: &Path) -> Result<Self, Error> {
+        Ok(CostSource::Table(CostTable::read(path)?))
+    }
+
+    /// Whether times are to equal those of torch's tools, which see calls and memory through hooks.
+    #[must_use]
+    pub fn is_torch(&self) -> bool {
+        *self == CostSource::Rule(CostRule::Torch)
+    }
+}
+
+/// What a step is for: a device, where times come from, and how memory is counted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    /// The device.
+    pub device: Device,
+    /// Where times come from.
+    pub cost: CostSource,
+    /// How memory is rounded; `None` for what the step itself says.
+    pub allocator: Option<Allocator>,
+}
+
+impl Target {
+    /// A known device, or one of a user's file.
+    ///
+    /// # Errors
+    /// If there is none of that name, or the file is wrong.
+    pub fn find(name: &str, device_file: Option<&Path>, cost: CostSource) -> Result<Self, Error> {
+        let mut devices = Devices::builtin();
+        if let Some(file) = device_file {
+            devices.extend_from(file)?;
+        }
+        Ok(Target { device: devices.find(name)?.clone(), cost, allocator: None })
+    }
+
+    /// What the step's operators cost there.
+    ///
+    /// # Errors
+    /// If the device has no rate for a type of the step, or the table knows nothing of it.
+    pub fn costs(&self, trace: &StepTrace) -> Result<Costs, Error> {
+        Ok(match &self.cost {
+            CostSource::Rule(rule) => Costs::new(trace, &self.device, *rule)?,
+            CostSource::Table(table) => Costs::measured(trace, &self.device, table)?,
+        })
+    }
+
+    /// How the step's memory is rounded: as asked for, or else as the step itself says.
+    #[must_use]
+    pub fn allocator(&self, trace: &StepTrace) -> Allocator {
+        self.allocator.unwrap_or_else(|| Self::default_allocator(trace))
+    }
+
+    /// CUDA's allocator, unless the step has the fact `device` with the value `cpu`.
+    #[must_use]
+    pub fn default_allocator(trace: &StepTrace) -> Allocator {
+        let on_cpu = trace.facts.iter().any(|(name, value)| name == "device" && value == "cpu");
+        if on_cpu { Allocator::Cpu } else { Allocator::Cuda }
+    }
+}
+
+/// Everything that is known about a step without a plan.
+pub struct StepReport<'a> {
+    target: &'a Target,
+    trace: StepTrace,
+    timeline: Timeline,
+    costs: Costs,
+    stats: StepStats,
+}
+
+impl<'a> StepReport<'a> {
+    /// Replays and costs the step.
+    ///
+    /// # Errors
+    /// As [`Target::costs`].
+    pub fn new(mut trace: StepTrace, target: &'a Target) -> Result<Self, Error> {
+        // Torch's tools see calls through module hooks.
+        if !target.cost.is_torch() {
+            trace = trace.with_whole_calls();
+        }
+        let timeline = Timeline::replay(&trace, target.allocator(&trace));
+        let costs = target.costs(&trace)?;
+        let stats = StepStats::new(&trace, &timeline, &costs);
+        Ok(StepReport { target, trace, timeline, costs, stats })
+    }
+
+    /// What `rematic stats` says.
+    #[must_use]
+    pub fn stats(&self) -> StatsReport<'_> {
+        StatsReport {
+            trace: &self.trace,
+            timeline: &self.timeline,
+            costs: &self.costs,
+            stats: &self.stats,
+            device: &self.target.device,
+        }
+    }
+}

@@ -1,0 +1,363 @@
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, TypeAlias, final
+
+_Path: TypeAlias = str | PathLike[str]
+_Size: TypeAlias = int | str
+_Layout: TypeAlias = tuple[str, list[int], list[int]]
+_Allocator: TypeAlias = Literal["cuda", "cpu"]
+_Cost: TypeAlias = Literal["physical", "torch", "measured"]
+_Patterns: TypeAlias = str | Sequence[str]
+
+__version__: str
+
+class RematicError(ValueError):
+    """Something that Rematic cannot use; says what to do about it."""
+
+class TraceError(RematicError):
+    """A model, config or trace that cannot be used."""
+
+class PlanError(RematicError):
+    """A plan, or a question to a planner, that cannot be used."""
+
+class Infeasible(PlanError):
+    """No plan meets the budget."""
+
+    budget: int
+    """The budget, in bytes."""
+    least_budget: int
+    """The least budget that a plan was found for, in bytes."""
+
+@final
+class Op:
+    """One operator of a step."""
+
+    @property
+    def name(self) -> str:
+        """Its name with overload (`mm.default`)."""
+    @property
+    def phase(self) -> Literal["forward", "backward", "optimizer"]: ...
+    @property
+    def module(self) -> str | None:
+        """The full name of the module that it belongs to."""
+    @property
+    def inputs(self) -> list[tuple[int, _Layout]]:
+        """What it reads: storage, and layout as (dtype, shape, strides)."""
+    @property
+    def outputs(self) -> list[tuple[int, _Layout]]:
+        """What it returns."""
+    @property
+    def view(self) -> bool:
+        """Whether it is a view: no kernel runs."""
+    @property
+    def random(self) -> bool:
+        """Whether it draws random numbers."""
+
+@final
+class Module:
+    """One module of a step."""
+
+    @property
+    def path(self) -> str:
+        """Its full name."""
+    @property
+    def class_name(self) -> str: ...
+    @property
+    def calls(self) -> int:
+        """How often its forward runs."""
+
+@final
+class Trace:
+    """One training step: its modules, memory and operators, and everything that happens, in order."""
+
+    @staticmethod
+    def from_bytes(data: bytes | bytearray) -> Trace:
+        """Reads and validates the content of an `.rmt` or `.rmt.zst` file."""
+    @staticmethod
+    def load(path: _Path) -> Trace:
+        """Reads and validates a trace file."""
+    @staticmethod
+    def model(
+        source: _Path | dict[str, Any],
+        *,
+        batch: int | None = None,
+        seq: int | None = None,
+        dtype: Any = None,
+        optimizer: Literal["adam", "adamw", "sgd", "sgd-momentum"] | None = None,
+        attention: Literal["auto", "flash", "efficient", "math"] | None = None,
+        layers: int | None = None,
+        dropout: float | None = None,
+        dim: int | None = None,
+        heads: int | None = None,
+        vocab: int | None = None,
+    ) -> Trace:
+        """Traces a built-in model, or the one that a Hugging Face config (a path, or a dict) describes.
+
+        `dtype` is fp32, bf16 or fp16, or torch's own.
+        """
+    def save(self, path: _Path) -> None:
+        """Writes the trace; a name that ends in `.zst` compresses it."""
+    def to_bytes(self, *, compress: bool = False) -> bytes:
+        """The content of a trace file."""
+    @property
+    def name(self) -> str:
+        """What was traced."""
+    @property
+    def facts(self) -> dict[str, str]:
+        """How it was traced."""
+    @property
+    def modules(self) -> list[Module]:
+        """The modules, each after the module that holds it."""
+    @property
+    def ops(self) -> list[Op]:
+        """The operators, in the order of execution."""
+    def peak(self, allocator: _Allocator | None = None) -> int:
+        """The highest bytes in use. Memory is rounded as CUDA does, unless the step was captured on the CPU."""
+    def categories(self, allocator: _Allocator | None = None) -> dict[str, int]:
+        """Bytes by category where the total is highest."""
+    def timeline(self, allocator: _Allocator | None = None) -> list[int]:
+        """Bytes in use after every operator."""
+    def stats(
+        self,
+        *,
+        device: str = "a100-80",
+        device_file: _Path | None = None,
+        cost: _Cost = "physical",
+        cost_table: CostTable | _Path | None = None,
+        allocator: _Allocator | None = None,
+        timeline: bool = False,
+    ) -> dict[str, Any]:
+        """What `rematic stats --json` says."""
+    def __len__(self) -> int: ...
+
+@final
+class Region:
+    """One call of a module that is checkpointed."""
+
+    @property
+    def module(self) -> str:
+        """The module's full name."""
+    @property
+    def call(self) -> int:
+        """Which of the module's calls in the step; the first is 0."""
+    @property
+    def discard(self) -> float:
+        """The share of what autograd would hold that is freed."""
+    @property
+    def freed(self) -> int:
+        """Bytes freed between its forward and its backward."""
+    @property
+    def recompute_ms(self) -> float:
+        """Time of recomputation."""
+    @property
+    def policy(self) -> list[tuple[str, bool]]:
+        """All of its forward operators in order: name with overload, and whether its output is saved."""
+    @property
+    def saved(self) -> list[str]:
+        """The operators whose output is saved, in order."""
+
+@final
+class Plan:
+    """What to drop and recompute in a step, with what was promised. Printed, it is the command line's table."""
+
+    @staticmethod
+    def load(path: _Path) -> Plan:
+        """Reads a plan file."""
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """Reads the text of a plan file."""
+    def save(self, path: _Path) -> None:
+        """Writes the plan to a file."""
+    def to_json(self) -> str:
+        """The text of a plan file."""
+    @property
+    def outcome(self) -> Literal["fits", "planned"]:
+        """Whether there is something to drop."""
+    @property
+    def source(self) -> str:
+        """The model."""
+    @property
+    def device(self) -> str:
+        """The device that times are for."""
+    @property
+    def world_size(self) -> int:
+        """Devices among which parameters, gradients and optimizer state are spread."""
+    @property
+    def budget(self) -> int:
+        """The most bytes that may be in use."""
+    @property
+    def peak(self) -> int:
+        """The peak under the plan, as replayed: the promise."""
+    @property
+    def baseline_peak(self) -> int:
+        """The peak without a plan."""
+    @property
+    def step_ms(self) -> float:
+        """Time of the step without recomputation."""
+    @property
+    def recompute_ms(self) -> float:
+        """Time of recomputation."""
+    @property
+    def lower_bound_ms(self) -> float:
+        """The bound of the planner's model."""
+    @property
+    def regions(self) -> list[Region]:
+        """The checkpointed regions, in the order of forward."""
+
+@final
+class Replay:
+    """A step as it runs under a plan."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, with peaks and times as replayed."""
+    @property
+    def peak(self) -> int:
+        """The highest bytes in use."""
+    @property
+    def baseline_peak(self) -> int:
+        """The same without a plan."""
+    @property
+    def categories(self) -> dict[str, int]:
+        """Bytes by category where the total is highest."""
+    @property
+    def recompute_ms(self) -> float:
+        """Time of the operators that run again."""
+    @property
+    def recompute_flops(self) -> int:
+        """Their floating-point operations."""
+    @property
+    def recomputed(self) -> list[str]:
+        """Their names, in the order in which they run again."""
+
+@final
+class CurvePoint:
+    """The plan for one budget."""
+
+    @property
+    def budget(self) -> int: ...
+    @property
+    def peak(self) -> int: ...
+    @property
+    def recompute_ms(self) -> float: ...
+    @property
+    def lower_bound_ms(self) -> float: ...
+
+@final
+class Curve:
+    """Budget against time, the largest budget first. Printed, it is the command line's table."""
+
+    @property
+    def points(self) -> list[CurvePoint]: ...
+    @property
+    def step_ms(self) -> float:
+        """Time of the step without recomputation."""
+    def to_json(self) -> str:
+        """What `rematic curve --json` says."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> CurvePoint: ...
+    def __iter__(self) -> Iterator[CurvePoint]: ...
+
+@final
+class Signature:
+    """What an operator's time depends on, and how many operators of a step have it."""
+
+    @property
+    def op(self) -> str:
+        """Its name with overload (`mm.default`)."""
+    @property
+    def inputs(self) -> list[_Layout]:
+        """What it reads: layouts as (dtype, shape, strides)."""
+    @property
+    def outputs(self) -> list[_Layout]:
+        """What it returns."""
+    @property
+    def count(self) -> int:
+        """Operators of the step that have it."""
+
+@final
+class CostTable:
+    """Measured times of operators on one device."""
+
+    def __new__(cls, device: str, rows: Sequence[tuple[Signature, float]]) -> CostTable:
+        """A table from what was measured: (signature, milliseconds) for each."""
+    @staticmethod
+    def load(path: _Path) -> CostTable:
+        """Reads a table from a file."""
+    @staticmethod
+    def from_json(text: str) -> CostTable:
+        """Reads the text of a table."""
+    def save(self, path: _Path) -> None:
+        """Writes the table to a file."""
+    def to_json(self) -> str:
+        """The text of the table."""
+    @property
+    def device(self) -> str:
+        """What it was measured on."""
+    def __len__(self) -> int: ...
+
+def plan(
+    trace: Trace,
+    budget: _Size | None = None,
+    *,
+    device: str = "a100-80",
+    device_file: _Path | None = None,
+    planner: Literal["exact", "greedy"] = "exact",
+    cost: _Cost = "physical",
+    cost_table: CostTable | _Path | None = None,
+    only: _Patterns | None = None,
+    never: _Patterns | None = None,
+    whole: bool = False,
+    world_size: int = 1,
+    allocator: _Allocator | None = None,
+) -> Plan:
+    """Finds what to drop and recompute so that the step fits a budget, at the least extra time.
+
+    Without a budget it is the device's memory. Raises `Infeasible` if no plan meets it.
+    """
+
+def curve(
+    trace: Trace,
+    points: int = 50,
+    *,
+    device: str = "a100-80",
+    device_file: _Path | None = None,
+    cost: _Cost = "physical",
+    cost_table: CostTable | _Path | None = None,
+    only: _Patterns | None = None,
+    never: _Patterns | None = None,
+    whole: bool = False,
+    world_size: int = 1,
+    allocator: _Allocator | None = None,
+) -> Curve:
+    """Plans for budgets from the step as it is down to the least that can be reached."""
+
+def replay(
+    trace: Trace,
+    plan: Plan,
+    *,
+    device: str | None = None,
+    device_file: _Path | None = None,
+    cost: _Cost = "physical",
+    cost_table: CostTable | _Path | None = None,
+    world_size: int | None = None,
+    allocator: _Allocator | None = None,
+) -> Replay:
+    """Replays the step under a plan, and checks that the plan is for it. Device and world size are the plan's."""
+
+def signatures(trace: Trace) -> list[Signature]:
+    """The distinct signatures of a step, in the order in which they run first.
+
+    Operators for which no kernel runs have none.
+    """
+
+def sac_milp(
+    nodes: Sequence[Mapping[str, Any]],
+    inside: Sequence[Sequence[int]],
+    memory_budget: float,
+    world_size: int,
+    ac_units: Sequence[str],
+    fsdp_units: Sequence[str],
+) -> tuple[list[tuple[str, float]], float, int] | None: ...
+def optimal_policy(stats: Any, memory_budget: float) -> list[int] | None: ...
+def main(arguments: Sequence[str]) -> int: ...

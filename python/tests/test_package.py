@@ -1,0 +1,77 @@
+"""What comes with the wheel."""
+
+import pathlib
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+import rematic
+
+
+def python(code, *arguments):
+    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_importing_does_not_need_torch():
+    """Nothing but capturing and applying does."""
+    python(
+        "import sys; sys.modules['torch'] = None\n"
+        "import rematic, rematic.compat\n"
+        "rematic.plan(rematic.Trace.model('seed-transformer', layers=2), '2GiB')\n"
+    )
+
+
+def test_everything_public_is_there_and_typed():
+    package = pathlib.Path(rematic.__file__).parent
+    assert (package / "py.typed").exists()
+    stubs = (package / "_core.pyi").read_text()
+    for name in rematic.__all__:
+        assert getattr(rematic, name) is not None
+        assert f"class {name}" in stubs or f"def {name}(" in stubs or f"{name}: str" in stubs, name
+
+
+@pytest.mark.parametrize("name", ["Trace", "Plan", "Region", "Replay", "Curve", "CurvePoint", "Op", "Module", "Signature", "CostTable"])
+def test_the_stubs_list_every_attribute(name):
+    stubs = (pathlib.Path(rematic.__file__).parent / "_core.pyi").read_text()
+    body = stubs.split(f"class {name}:")[1].split("\n@final")[0].split("\n\ndef ")[0]
+    public = [attribute for attribute in vars(getattr(rematic, name)) if not attribute.startswith("_")]
+    assert public
+    for attribute in public:
+        assert f"def {attribute}(" in body, attribute
+
+
+def test_the_version_is_the_packages():
+    assert rematic.__version__ == metadata.version("rematic")
+
+
+def command(*arguments):
+    code = "import sys; from rematic._command import main; sys.exit(main())"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+
+
+def test_the_command_is_the_command_line():
+    said = command("plan", "seed-transformer", "--budget", "1.6GiB")
+    assert said.returncode == 0
+    assert said.stdout.startswith("seed-transformer\nFits with a plan: peak 2.50 GiB -> 1.60 GiB")
+    assert command("plan", "seed-transformer", "--budget", "1MiB").returncode == 3
+    wrong = command("stats", "no-such-model")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: ")
+    assert command("--version").stdout.split()[1] == rematic.__version__
+    assert command("stats").returncode == 2
+
+
+def test_the_command_is_installed():
+    distribution = metadata.distribution("rematic")
+    entries = [entry for entry in distribution.entry_points if entry.name == "rematic"]
+    assert [entry.value for entry in entries] == ["rematic._command:main"]
+    # `pip install --target` moves scripts without writing it down.
+    listed = [distribution.locate_file(file) for file in distribution.files if file.name == "rematic"]
+    beside = pathlib.Path(rematic.__file__).parents[1] / "bin" / "rematic"
+    script = next(script for script in [*listed, beside] if pathlib.Path(script).is_file())
+    run = subprocess.run([script, "--version"], capture_output=True, text=True)
+    assert run.stdout == f"rematic {rematic.__version__}\n"

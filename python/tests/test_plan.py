@@ -1,0 +1,209 @@
+"""Plans, curves, replays, and what is said where there is none."""
+
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import rematic
+
+
+@pytest.fixture(scope="module")
+def plan(seed):
+    return rematic.plan(seed, "1.6GiB", device="h100")
+
+
+def test_a_plan_keeps_its_promise(seed, plan):
+    assert plan.outcome == "planned"
+    assert plan.budget == int(1.6 * 2**30)
+    assert plan.peak <= plan.budget < plan.baseline_peak == seed.peak()
+    assert 0 < plan.lower_bound_ms <= plan.recompute_ms < plan.step_ms
+    assert (plan.source, plan.device, plan.world_size) == ("seed-transformer", "h100", 1)
+    replayed = rematic.replay(seed, plan)
+    assert (replayed.peak, replayed.baseline_peak) == (plan.peak, plan.baseline_peak)
+    assert replayed.recompute_ms == plan.recompute_ms
+    assert replayed.plan == plan
+    assert sum(replayed.categories.values()) == plan.peak
+    assert replayed.recompute_flops > 0
+    assert str(replayed) == str(plan)
+
+
+def test_regions_say_what_applying_needs(seed, plan):
+    names = [op.name for op in seed.ops if op.phase == "forward"]
+    paths = {module.path for module in seed.modules}
+    recomputed = rematic.replay(seed, plan).recomputed
+    for region in plan.regions:
+        assert region.module in paths and region.call == 0
+        assert 0 < region.discard <= 1 and region.freed > 0 and region.recompute_ms > 0
+        ops = [name for name, _ in region.policy]
+        assert ops == [op.name for op in seed.ops if op.phase == "forward" and f"{op.module}.".startswith(f"{region.module}.")]
+        assert region.saved == [name for name, saved in region.policy if saved]
+        assert set(ops) <= set(names)
+    assert 0 < len(recomputed) <= sum(len(region.policy) - len(region.saved) for region in plan.regions)
+
+
+def test_files_and_texts_hold_the_same(plan, tmp_path):
+    plan.save(tmp_path / "plan.json")
+    loaded = rematic.Plan.load(tmp_path / "plan.json")
+    assert loaded == plan
+    assert (tmp_path / "plan.json").read_text() == plan.to_json()
+    assert rematic.Plan.from_json(plan.to_json()) == plan
+    assert pickle.loads(pickle.dumps(plan)) == plan
+    assert json.loads(plan.to_json())["format"] == "rematic-plan"
+    assert str(loaded).splitlines()[3:] == str(plan).splitlines()[3:]
+
+
+def test_what_a_plan_says(plan):
+    assert repr(plan).startswith("<rematic.Plan for seed-transformer: ")
+    assert "peak 2.50 GiB -> 1.60 GiB of 1.60 GiB" in repr(plan)
+    code = "import sys; from rematic._command import main; sys.exit(main())"
+    arguments = ["plan", "seed-transformer", "--budget", "1.6GiB", "--device", "h100"]
+    said = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert str(plan) == said.stdout.rstrip("\n")
+
+
+def test_a_step_that_fits_needs_nothing(seed):
+    plan = rematic.plan(seed)
+    assert (plan.outcome, plan.regions, plan.recompute_ms) == ("fits", [], 0.0)
+    assert plan.budget == 80 * 10**9
+    assert plan.peak == plan.baseline_peak == seed.peak()
+    assert "fits as it is" in repr(plan) and "Fits as it is" in str(plan)
+    assert rematic.Plan.from_json(plan.to_json()) == plan
+    assert rematic.replay(seed, plan).recomputed == []
+
+
+def test_budgets_are_bytes_or_texts(small):
+    half = small.peak() * 3 // 4
+    assert rematic.plan(small, half) == rematic.plan(small, str(half))
+
+
+def test_options_reach_the_planner(seed):
+    budget = "2GiB"
+    whole = rematic.plan(seed, budget, whole=True)
+    assert all(region.saved == [] for region in whole.regions)
+    only = rematic.plan(seed, budget, only=["layers.1", "layers.2"])
+    assert {region.module for region in only.regions} <= {"Transformer.layers.1", "Transformer.layers.2"}
+    never = rematic.plan(seed, budget, never="*feed_forward*")
+    assert not any("feed_forward" in region.module for region in never.regions)
+    exact = rematic.plan(seed, budget)
+    greedy = rematic.plan(seed, budget, planner="greedy")
+    assert exact.recompute_ms <= greedy.recompute_ms
+    assert rematic.plan(seed, budget, world_size=4).baseline_peak < exact.baseline_peak
+    assert rematic.plan(seed, budget, device="h100").step_ms != exact.step_ms
+    assert rematic.plan(seed, budget, cost="torch").step_ms != exact.step_ms
+
+
+def test_a_budget_that_cannot_be_met(small):
+    with pytest.raises(rematic.Infeasible) as caught:
+        rematic.plan(small, "100KiB")
+    error = caught.value
+    assert isinstance(error, rematic.PlanError) and isinstance(error, ValueError)
+    assert error.budget == 100 * 2**10
+    assert f"Raise --budget to at least {error.least_budget} bytes" in str(error)
+    assert rematic.plan(small, error.least_budget).peak == error.least_budget
+
+
+def refused(error, parts, call, *arguments, **options):
+    with pytest.raises(error) as caught:
+        call(*arguments, **options)
+    assert type(caught.value) is error
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_what_cannot_be_planned_is_refused(small):
+    plan = rematic.plan
+    refused(rematic.PlanError, ["the budget is 0 B"], plan, small, 0)
+    refused(rematic.RematicError, ["`lots` is not a size", "38GiB"], plan, small, "lots")
+    refused(rematic.RematicError, ["`-5` is not a size"], plan, small, -5)
+    refused(TypeError, ["a size is a number of bytes", "float"], plan, small, 1.5)
+    refused(rematic.RematicError, ["no device `a100`", "a100-80"], plan, small, "1GiB", device="a100")
+    refused(rematic.PlanError, ["milp", "rematic.compat.sac_milp"], plan, small, "1GiB", planner="milp")
+    refused(rematic.RematicError, ["planner is `magic`; give exact or greedy"], plan, small, "1GiB", planner="magic")
+    refused(rematic.RematicError, ["cost is `guess`; give physical, torch or measured"], plan, small, "1GiB", cost="guess")
+    refused(rematic.RematicError, ["need a table"], plan, small, "1GiB", cost="measured")
+    refused(rematic.PlanError, ["`nothing*` matches no module"], plan, small, "1GiB", only="nothing*")
+    refused(rematic.PlanError, ["world size is 0"], plan, small, "1GiB", world_size=0)
+
+
+def test_plans_for_other_models_are_refused(small, seed, plan):
+    other = rematic.Trace.model("gpt2", layers=2, batch=1, seq=32)
+    refused(rematic.PlanError, ["for another model", "call 0 of `Transformer."], rematic.replay, other, plan)
+    no_dropout = rematic.Trace.model("seed-transformer", dropout=0.0)
+    refused(rematic.PlanError, ["for another model", "operator"], rematic.replay, no_dropout, plan)
+
+
+def test_plans_that_are_none_are_refused(tmp_path):
+    refused(rematic.PlanError, ["the plan is not a plan", "line 1"], rematic.Plan.from_json, "hello")
+    refused(rematic.PlanError, ["version 7", "up to version 1"], rematic.Plan.from_json, '{"format":"rematic-plan","version":7}')
+    refused(rematic.PlanError, ["cannot read", "none.json"], rematic.Plan.load, tmp_path / "none.json")
+
+
+def test_curves_fall_with_the_budget(small):
+    curve = rematic.curve(small, 8)
+    assert len(curve) == 8 == len(curve.points) == len(list(curve))
+    budgets = [point.budget for point in curve]
+    assert budgets == sorted(budgets, reverse=True) and budgets[0] == small.peak()
+    times = [point.recompute_ms for point in curve]
+    assert times == sorted(times) and times[0] == 0
+    assert all(point.peak <= point.budget and point.lower_bound_ms <= point.recompute_ms for point in curve)
+    assert curve[-1] == curve.points[-1]
+    with pytest.raises(IndexError):
+        curve[8]
+    assert json.loads(curve.to_json())["step_ms"] == curve.step_ms
+    assert str(curve).startswith("seed-transformer\n")
+    refused(rematic.RematicError, ["points is 1; give a number from 2 to 10000"], rematic.curve, small, 1)
+
+
+# Minutes of work, if nothing stops it.
+LONG = """
+import sys, rematic
+trace = rematic.Trace.model("llama-3-8b", batch=4, seq=8192)
+print("ready", flush=True)
+try:
+    rematic.curve(trace, 10_000, world_size=64)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    sys.exit(7)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_stops_a_long_solve():
+    process = subprocess.Popen([sys.executable, "-c", LONG], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        assert time.monotonic() - start < 2
+        assert process.wait(10) == 7
+    finally:
+        process.kill()
+
+
+def test_other_threads_run_while_it_computes():
+    trace = rematic.Trace.model("llama-3-8b", batch=4, seq=8192)
+    done = threading.Event()
+    ticks = 0
+
+    def solve():
+        rematic.curve(trace, 10, world_size=64)
+        done.set()
+
+    thread = threading.Thread(target=solve)
+    start = time.monotonic()
+    thread.start()
+    while not done.wait(0.005) and time.monotonic() - start < 60:
+        ticks += 1
+    thread.join(60)
+    seconds = time.monotonic() - start
+    assert done.is_set()
+    # One tick per 5 ms if nothing holds the GIL; a fraction of it on a busy machine.
+    assert ticks > seconds * 20
