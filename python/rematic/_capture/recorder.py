@@ -1,0 +1,491 @@
+"""Writes down one training step while it runs on the meta device.
+
+Three things are watched, each where it happens:
+
+* a dispatch mode sees every operator, with its inputs and outputs;
+* weak references to storages see when the last ordinary reference goes;
+* saved-tensor hooks see what autograd saves and lets go of. What they hand to autograd holds no memory: when backward
+  asks for a saved tensor it gets a fresh one of the same layout, which counts as the original's storage. So ordinary
+  lifetimes and autograd's holds are seen apart, in one pass.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .trees import tensors_in
+
+Layout = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+CATEGORIES = {FORWARD: "activation", BACKWARD: "temp", OPTIMIZER: "optimizer"}
+DTYPES = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
+    torch.uint64: "u64", torch.uint8: "u8", torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
+    # Types that have no name of their own in the format, by their width.
+    torch.uint32: "i32", torch.uint16: "i16", torch.complex32: "f32",
+    torch.float8_e4m3fn: "f8", torch.float8_e5m2: "f8", torch.float8_e4m3fnuz: "f8", torch.float8_e5m2fnuz: "f8",
+}  # fmt: skip
+
+_DETACH = torch.ops.aten.detach.default
+# Random only if it drops weights; the other random operators are known by their tag.
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
+_FLASH_DROPOUT = 3
+_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
+
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id  # type: ignore[attr-defined]
+_autograd_node: Callable[[], Any] = torch._C._current_autograd_node  # type: ignore[attr-defined]
+
+
+class _Facts:
+    """What is the same for every call of an operator."""
+
+    __slots__ = ("name", "flags", "mutated", "mutated_keywords", "recorded")
+
+    def __init__(self, func: Any, name: int) -> None:
+        self.name = name
+        self.recorded = func.namespace not in ("profiler", "prim", "prims")
+        self.flags: list[str] = []
+        # A backward kernel reads the seed that forward drew, whatever its tag says.
+        draws = torch.Tag.nondeterministic_seeded in func.tags and not func._opname.endswith("_backward")
+        if draws and func is not _FLASH:
+            self.flags.append("random")
+        if func.namespace in _COLLECTIVES:
+            self.flags.append("collective")
+        written = [
+            (position, argument)
+            for position, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        self.mutated = [position for position, argument in written if not argument.kwarg_only]
+        self.mutated_keywords = [argument.name for _, argument in written]
+
+
+class _StorageRef(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a storage that knows which row of the trace it is."""
+
+    __slots__ = ("row", "address")
+    row: int
+    address: int
+
+
+class _FreshRef(_StorageRef):
+    """The same for the storage of a tensor that stands in for a saved one while backward reads it."""
+
+    __slots__ = ("op", "detaches", "is_output")
+    op: int
+    detaches: bool
+    is_output: bool
+
+
+class _Saved:
+    """What autograd holds in place of a saved tensor."""
+
+    __slots__ = ("recorder", "op", "row", "layout", "requires_grad", "is_output", "__weakref__")
+
+    def __init__(self, recorder: Recorder, op: int, row: int, layout: Layout, requires_grad: bool, is_output: bool):
+        self.recorder = recorder
+        self.op = op
+        self.row = row
+        self.layout = layout
+        self.requires_grad = requires_grad
+        self.is_output = is_output
+
+    def __del__(self) -> None:
+        self.recorder._let_go(self)
+
+
+class Recorder(TorchDispatchMode):
+    """The dispatch mode. Its lists are the tables of the trace format."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.layouts: list[list[Any]] = []
+        self.calls: list[dict[str, Any]] = []
+        self.storages: list[list[Any]] = []
+        self.ops: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any] | None] = []
+        self.in_optimizer = False
+        # What the operator that runs now is, for errors.
+        self.running: Any = None
+        self.call_stack: list[int] = []
+
+        self._layout_rows: dict[Layout, int] = {}
+        self._facts: dict[Any, _Facts] = {}
+        self._storages: dict[int, _StorageRef] = {}
+        self._drops: dict[int, int] = {}
+        self._quiet = False
+
+        self._first_number = _sequence_number()
+        self._numbered = self._first_number
+        self._op_of_number: dict[int, int] = {}
+        self._waiting: dict[int, list[_Saved]] = {}
+        self._holds: dict[int, int] = {}
+        self._reads: dict[int, int] = {}
+        self._returned: int | None = None
+        self._returns: dict[int, int] = {}
+        self._mutating_before = False
+        self._closed = False
+
+        self.on_op: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None] | None = None
+
+    # ---- tensors ----
+
+    def layout(self, tensor: Tensor) -> int:
+        """The row of the tensor's layout."""
+        key = (tensor.dtype, tensor.shape, tensor.stride())
+        row = self._layout_rows.get(key)
+        return self._add_layout(key) if row is None else row
+
+    def _add_layout(self, key: Layout) -> int:
+        row = self._layout_rows[key] = len(self.layouts)
+        dtype, shape, strides = key
+        self.layouts.append([DTYPES.get(dtype, f"{dtype}"), list(shape), list(strides)])
+        return row
+
+    def storage_before_step(self, tensor: Tensor, category: str) -> int:
+        """The row of the storage of a tensor that exists before the step."""
+        storage = tensor.untyped_storage()
+        ref = self._storages.get(storage._cdata)
+        return self._add_storage(storage, category, None) if ref is None else ref.row
+
+    def add_previous(self, size: int) -> int:
+        """A storage that the previous step has left."""
+        self.storages.append([size, "activation", None])
+        return len(self.storages) - 1
+
+    def _add_storage(self, storage: torch.UntypedStorage, category: str, birth: int | None) -> int:
+        row = len(self.storages)
+        self.storages.append([storage.nbytes(), category, birth])
+        self._watch(_StorageRef(storage, self._dropped), storage, row)
+        return row
+
+    def _watch(self, ref: _StorageRef, storage: torch.UntypedStorage, row: int) -> None:
+        ref.row = row
+        ref.address = storage._cdata
+        self._storages[ref.address] = ref
+
+    def row_of(self, tensor: Tensor) -> int | None:
+        """The row of a tensor's storage, if the trace knows it."""
+        ref = self._storages.get(tensor.untyped_storage()._cdata)
+        return None if ref is None else ref.row
+
+    def is_alive(self, row: int) -> bool:
+        """Whether an ordinary reference to the storage is left."""
+        return row not in self._drops
+
+    def _dropped(self, ref: _StorageRef) -> None:
+        del self._storages[ref.address]
+        self._drop(ref.row)
+
+    def _drop(self, row: int) -> None:
+        if not self._closed:
+            self._drops[row] = len(self.events)
+            self.events.append({"drop": row})
+
+    def _fresh_dropped(self, ref: _FreshRef) -> None:
+        del self._storages[ref.address]
+        op, row = ref.op, ref.row
+        self._reads[op] -= 1
+        if op not in self._holds:
+            # Somebody kept what autograd has let go of: an ordinary reference after all.
+            earlier = self._drops.pop(row, None)
+            if earlier is not None:
+                self.events[earlier] = None
+                self._drop(row)
+        elif not self._reads[op]:
+            self._returned = op
+
+    # ---- autograd ----
+
+    def pack(self, tensor: Tensor) -> Any:
+        """Autograd saves a tensor."""
+        if not tensor.is_meta or self._closed:
+            return tensor
+        number = _sequence_number() - 1
+        row = self._storages.get(tensor.untyped_storage()._cdata)
+        if row is None:
+            row_id = self.storage_before_step(tensor, "other")
+        else:
+            row_id = row.row
+        layout = (tensor.dtype, tensor.shape, tensor.stride())
+        op = self._op_of_number.get(number)
+        requires_grad = tensor.requires_grad
+        if op is None:
+            saved = _Saved(self, -1, row_id, layout, requires_grad, False)
+            self._waiting.setdefault(number, []).append(weakref.ref(saved))  # type: ignore[arg-type]
+            return saved
+        node = tensor.grad_fn if requires_grad else None
+        is_output = node is not None and node._sequence_nr() == number
+        del node
+        saved = _Saved(self, op, row_id, layout, requires_grad, is_output)
+        self._hold(op, saved)
+        if is_output:
+            # Without hooks, autograd detaches an output that it saves.
+            tensor_row = [row_id, self.layout(tensor)]
+            self._record(self._facts_of(_DETACH), ["view"], [tensor_row], [tensor_row], [])
+        return saved
+
+    def _hold(self, op: int, saved: _Saved) -> None:
+        saved.op = op
+        self._holds[op] = self._holds.get(op, 0) + 1
+        row = self._layout_rows.get(saved.layout)
+        row = self._add_layout(saved.layout) if row is None else row
+        self.ops[op].setdefault("saves", []).append([saved.row, row])
+
+    def _let_go(self, saved: _Saved) -> None:
+        op = saved.op
+        if op < 0 or self._closed:
+            return
+        left = self._holds[op] - 1
+        if left:
+            self._holds[op] = left
+            return
+        del self._holds[op]
+        if self._returned == op:
+            self._returned = None
+        self.events.append({"unsave": op})
+
+    def unpack(self, saved: Any) -> Tensor:
+        """Backward reads a saved tensor."""
+        if not isinstance(saved, _Saved):
+            return saved
+        dtype, shape, strides = saved.layout
+        self._quiet = True
+        try:
+            fresh = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        finally:
+            self._quiet = False
+        storage = fresh.untyped_storage()
+        ref = _FreshRef(storage, self._fresh_dropped)
+        ref.op = saved.op
+        ref.detaches = saved.requires_grad
+        ref.is_output = saved.is_output
+        self._watch(ref, storage, saved.row)
+        self._reads[saved.op] = self._reads.get(saved.op, 0) + 1
+        if self._returned == saved.op:
+            self._returned = None
+        early = self._returns.pop(saved.op, None)
+        if early is not None:
+            self.events[early] = None
+        return fresh
+
+    def _number(self, op: int, mutating: bool) -> None:
+        """Ties the graph's nodes that were made since the last operator to this one."""
+        number = _sequence_number()
+        first = self._numbered
+        if number <= first:
+            self._mutating_before = mutating
+            return
+        if self._mutating_before and number - first > 1:
+            # Writing into a view makes a second node, after the operator has run.
+            self._op_of_number[first] = op - 1
+            first += 1
+        for made in range(first, number):
+            self._op_of_number[made] = op
+            waiting = self._waiting.pop(made, None)
+            if waiting is not None:
+                for saved in waiting:
+                    alive = saved()  # type: ignore[operator]
+                    if alive is not None:
+                        self._hold(op, alive)
+        self._numbered = number
+        self._mutating_before = mutating
+
+    # ---- operators ----
+
+    def _facts_of(self, func: Any) -> _Facts:
+        facts = self._facts.get(func)
+        if facts is None:
+            name = str(func).removeprefix("aten.")
+            facts = self._facts[func] = _Facts(func, len(self.names))
+            self.names.append(name)
+        return facts
+
+    def _describe(self, value: Any, rows: list[list[int]]) -> None:
+        """Adds the tensors on the device among some arguments."""
+        for item in value:
+            if isinstance(item, Tensor):
+                if item.is_meta:
+                    storage = item.untyped_storage()
+                    ref = self._storages.get(storage._cdata)
+                    row = self._add_storage(storage, "other", None) if ref is None else ref.row
+                    key = (item.dtype, item.shape, item.stride())
+                    layout = self._layout_rows.get(key)
+                    rows.append([row, self._add_layout(key) if layout is None else layout])
+            elif isinstance(item, (list, tuple)):
+                self._describe(item, rows)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._quiet or self._closed:
+            return func(*args, **(kwargs or {}))
+        if func is _DETACH:
+            ref = self._storages.get(args[0].untyped_storage()._cdata)
+            if type(ref) is _FreshRef and ref.detaches:
+                ref.detaches = False
+                out = func(args[0])
+                if ref.is_output:
+                    row = [ref.row, self.layout(out)]
+                    self._record(self._facts_of(func), ["view"], [row], [row], [])
+                return out
+        facts = self._facts.get(func)
+        if facts is None:
+            facts = self._facts_of(func)
+        kwargs = kwargs or {}
+        outer, self.running = self.running, func
+        out = func(*args, **kwargs)
+        self.running = outer
+        if not facts.recorded:
+            return out
+
+        inputs: list[list[int]] = []
+        self._describe(args, inputs)
+        if kwargs:
+            self._describe(kwargs.values(), inputs)
+        mutates: list[int] = []
+        if facts.mutated_keywords:
+            written: list[list[int]] = []
+            self._describe([args[position] for position in facts.mutated if position < len(args)], written)
+            self._describe([kwargs[name] for name in facts.mutated_keywords if name in kwargs], written)
+            mutates = [row for row, _ in written]
+
+        op = len(self.ops)
+        outputs: list[list[int]] = []
+        births = False
+        on_host = False
+        category: str | None = None
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        for result in results:
+            if isinstance(result, Tensor):
+                self_outputs: Any = (result,)
+            elif isinstance(result, (tuple, list)):
+                self_outputs = result
+            else:
+                continue
+            for tensor in self_outputs:
+                if not isinstance(tensor, Tensor):
+                    continue
+                if not tensor.is_meta:
+                    on_host = True
+                    continue
+                storage = tensor.untyped_storage()
+                ref = self._storages.get(storage._cdata)
+                if ref is None:
+                    births = True
+                    if category is None:
+                        category = CATEGORIES[self.phase()]
+                    row_id = self._add_storage(storage, category, op)
+                else:
+                    row_id = ref.row
+                key = (tensor.dtype, tensor.shape, tensor.stride())
+                layout = self._layout_rows.get(key)
+                outputs.append([row_id, self._add_layout(key) if layout is None else layout])
+        flags = facts.flags
+        if func is _FLASH and len(args) > _FLASH_DROPOUT and args[_FLASH_DROPOUT] > 0:
+            flags = ["random"]
+        if not inputs and not outputs:
+            flags = [*flags, "host"]
+        elif outputs and not births and not mutates and not on_host:
+            flags = [*flags, "view"]
+        self._record(facts, flags, inputs, outputs, mutates)
+        if self.on_op is not None:
+            self.on_op(func, args, kwargs, out)
+        return out
+
+    def phase(self) -> str:
+        """The phase that an operator would belong to now."""
+        if self.in_optimizer:
+            return OPTIMIZER
+        return BACKWARD if _graph_task() != -1 else FORWARD
+
+    def _record(
+        self,
+        facts: _Facts,
+        flags: list[str],
+        inputs: list[list[int]],
+        outputs: list[list[int]],
+        mutates: list[int],
+    ) -> None:
+        op = len(self.ops)
+        phase = self.phase()
+        row: dict[str, Any] = {"name": facts.name, "phase": phase}
+        differentiates: int | None = None
+        if phase is FORWARD:
+            if self.call_stack:
+                row["call"] = self.call_stack[-1]
+        elif phase is BACKWARD:
+            node = _autograd_node()
+            if node is not None:
+                differentiates = self._op_of_number.get(node._sequence_nr())
+                if differentiates is not None:
+                    call = self.ops[differentiates].get("call")
+                    if call is not None:
+                        row["call"] = call
+                    row["differentiates"] = differentiates
+        if flags:
+            row["flags"] = flags
+        if mutates:
+            row["mutates"] = mutates
+        if inputs:
+            row["inputs"] = inputs
+        if outputs:
+            row["outputs"] = outputs
+        returned = self._returned
+        if returned is not None:
+            self._returned = None
+            if differentiates == returned:
+                self._returns[returned] = len(self.events)
+                self.events.append({"return": returned})
+        self.ops.append(row)
+        self.events.append({"op": op})
+        self._number(op, bool(mutates))
+
+    def close(self) -> None:
+        """The step is over; what goes from now on is not part of it."""
+        self._closed = True
+
+    # ---- module calls ----
+
+    def enter(self, module: int, inputs: list[Tensor], keywords: list[Tensor]) -> int:
+        """A module's forward begins."""
+        call = len(self.calls)
+        row: dict[str, Any] = {"module": module}
+        if inputs:
+            row["inputs"] = [self._row_or_add(tensor) for tensor in inputs]
+        if keywords:
+            row["keywords"] = [self._row_or_add(tensor) for tensor in keywords]
+        self.calls.append(row)
+        self.events.append({"enter": call})
+        self.call_stack.append(call)
+        return call
+
+    def _row_or_add(self, tensor: Tensor) -> int:
+        row = self.row_of(tensor)
+        return self.storage_before_step(tensor, "other") if row is None else row
+
+    def exit(self, call: int, outputs: list[Tensor]) -> None:
+        """It returns."""
+        self.call_stack.pop()
+        if outputs:
+            self.calls[call]["outputs"] = [self._row_or_add(tensor) for tensor in outputs]
+        self.events.append({"exit": call})
+
+    def recategorize(self, tensor: Tensor, category: str) -> None:
+        """From now on the tensor's storage counts as another category."""
+        row = self.row_of(tensor)
+        if row is not None and not self._closed:
+            self.events.append({"recategorize": [row, category]})
+
+
+def device_tensors(value: Any) -> list[Tensor]:
+    """The tensors on the device in a nested value."""
+    return [tensor for tensor in tensors_in(value) if tensor.is_meta]
