@@ -22,6 +22,7 @@ from ._capture.recorder import Recorder
 from ._capture.replica import Replica
 from ._capture.routing import DEVICES, as_on
 from ._capture.trees import tensors_in
+from ._capture.values import Values
 
 __all__ = ["CaptureError", "UnknownValue", "capture", "capture_step"]
 
@@ -172,6 +173,7 @@ class _Attempt:
 
     def run(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any]) -> dict[str, Any]:
         recorder = Recorder()
+        recorder.stand_in = self.replica.tensor
         with _no_collection(), as_on(self.device):
             self._make_optimizer_state()
             tree = ModuleTree(self.model, recorder)
@@ -187,9 +189,15 @@ class _Attempt:
             calls = CallWatch(tree, recorder)
             gradients = GradientWatch(self.model, recorder)
             hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
+            # Numbers read inside a module or the optimizer steer the step; elsewhere they are logged.
+            values = Values(lambda: bool(recorder.call_stack) or recorder.in_optimizer)
+            for tensor, value in self.replica.values:
+                values.know(tensor, value)
             try:
-                with calls.watching(), hooks, recorder:
+                with calls.watching(), hooks, values, recorder:
                     output = step(self.model, self.optimizer, self.inputs)
+            except UnknownValue as error:
+                raise _unknown_value(error, calls) from error
             except CaptureError:
                 raise
             except Exception as error:
@@ -207,7 +215,7 @@ class _Attempt:
             "format": "rematic-trace",
             "version": 1,
             "model": type(self.model).__name__,
-            "facts": self._facts(),
+            "facts": [*self._facts(), *(["assumed", text] for text in sorted(values.assumptions))],
             "names": recorder.names,
             "layouts": recorder.layouts,
             "modules": tree.rows,
@@ -263,6 +271,17 @@ def _explained(error: Exception, recorder: Recorder, calls: CallWatch) -> Captur
         f"The step fails on the meta device{where}{op}: {type(error).__name__}: {error}{at}\n"
         "Check that the model runs with these inputs; an operator without a meta kernel needs one "
         "(torch.library.register_fake)."
+    )
+
+
+def _unknown_value(error: UnknownValue, calls: CallWatch) -> UnknownValue:
+    where = f"\n  in module `{calls.failed}`" if calls.failed else ""
+    line = user_line(error)
+    at = f"\n  at {line}" if line else ""
+    return UnknownValue(
+        f"{error}.{where}{at}\n"
+        "Give real inputs on the CPU if it depends on them alone, or change the model so that shapes and branches do not "
+        "hang on computed values."
     )
 
 

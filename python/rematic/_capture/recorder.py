@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .trees import tensors_in
+from .trees import map_tensors, tensors_in
 
 Layout = tuple[torch.dtype, torch.Size, tuple[int, ...]]
 
@@ -38,6 +38,8 @@ _DETACH = torch.ops.aten.detach.default
 # Random only if it drops weights; the other random operators are known by their tag.
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
 _FLASH_DROPOUT = 3
+# They read on one device and write on another.
+_ACROSS_DEVICES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
@@ -136,7 +138,9 @@ class Recorder(TorchDispatchMode):
         self._mutating_before = False
         self._closed = False
 
-        self.on_op: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None] | None = None
+        # Whether real tensors are among an operator's arguments, and what makes tensors on the device for them.
+        self._strangers = False
+        self.stand_in: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
     # ---- tensors ----
 
@@ -322,8 +326,14 @@ class Recorder(TorchDispatchMode):
                     key = (item.dtype, item.shape, item.stride())
                     layout = self._layout_rows.get(key)
                     rows.append([row, self._add_layout(key) if layout is None else layout])
+                elif item.dim():
+                    self._strangers = True
             elif isinstance(item, (list, tuple)):
                 self._describe(item, rows)
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        """For a real tensor among those of the step (a batch that the step's function holds): one on the device."""
+        return tensor if tensor.is_meta or not tensor.dim() else self.stand_in(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._quiet or self._closed:
@@ -341,16 +351,21 @@ class Recorder(TorchDispatchMode):
         if facts is None:
             facts = self._facts_of(func)
         kwargs = kwargs or {}
-        outer, self.running = self.running, func
-        out = func(*args, **kwargs)
-        self.running = outer
         if not facts.recorded:
-            return out
-
+            return func(*args, **kwargs)
+        outer, self.running = self.running, func
+        self._strangers = False
         inputs: list[list[int]] = []
         self._describe(args, inputs)
         if kwargs:
             self._describe(kwargs.values(), inputs)
+        if self._strangers and inputs and func not in _ACROSS_DEVICES:
+            args, kwargs = map_tensors(args, self._stand_in), map_tensors(kwargs, self._stand_in)
+            inputs.clear()
+            self._describe(args, inputs)
+            self._describe(kwargs.values(), inputs)
+        out = func(*args, **kwargs)
+        self.running = outer
         mutates: list[int] = []
         if facts.mutated_keywords:
             written: list[list[int]] = []
@@ -397,8 +412,6 @@ class Recorder(TorchDispatchMode):
         elif outputs and not births and not mutates and not on_host:
             flags = [*flags, "view"]
         self._record(facts, flags, inputs, outputs, mutates)
-        if self.on_op is not None:
-            self.on_op(func, args, kwargs, out)
         return out
 
     def phase(self) -> str:
