@@ -34,6 +34,7 @@ DTYPES = {
     torch.float8_e4m3fn: "f8", torch.float8_e5m2: "f8", torch.float8_e4m3fnuz: "f8", torch.float8_e5m2fnuz: "f8",
 }  # fmt: skip
 
+_CLONE = torch.ops.aten.clone.default
 _DETACH = torch.ops.aten.detach.default
 # Random only if it drops weights; the other random operators are known by their tag.
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
@@ -130,12 +131,13 @@ class Recorder(TorchDispatchMode):
         self._first_number = _sequence_number()
         self._numbered = self._first_number
         self._op_of_number: dict[int, int] = {}
-        self._waiting: dict[int, list[_Saved]] = {}
+        self._waiting: dict[int, list[weakref.ref[_Saved]]] = {}
         self._holds: dict[int, int] = {}
         self._reads: dict[int, int] = {}
         self._returned: int | None = None
         self._returns: dict[int, int] = {}
         self._mutating_before = False
+        self._deferred: int | None = None
         self._closed = False
 
         # Whether real tensors are among an operator's arguments, and what makes tensors on the device for them.
@@ -215,7 +217,7 @@ class Recorder(TorchDispatchMode):
         """Autograd saves a tensor."""
         if not tensor.is_meta or self._closed:
             return tensor
-        number = _sequence_number() - 1
+        number = _sequence_number() - 1 if self._deferred is None else self._deferred
         row = self._storages.get(tensor.untyped_storage()._cdata)
         if row is None:
             row_id = self.storage_before_step(tensor, "other")
@@ -226,7 +228,7 @@ class Recorder(TorchDispatchMode):
         requires_grad = tensor.requires_grad
         if op is None:
             saved = _Saved(self, -1, row_id, layout, requires_grad, False)
-            self._waiting.setdefault(number, []).append(weakref.ref(saved))  # type: ignore[arg-type]
+            self._waiting.setdefault(number, []).append(weakref.ref(saved))
             return saved
         node = tensor.grad_fn if requires_grad else None
         is_output = node is not None and node._sequence_nr() == number
@@ -283,27 +285,33 @@ class Recorder(TorchDispatchMode):
             self.events[early] = None
         return fresh
 
-    def _number(self, op: int, mutating: bool) -> None:
+    def _number(self, op: int, mutating: bool, clones: Tensor | None) -> None:
         """Ties the graph's nodes that were made since the last operator to this one."""
         number = _sequence_number()
         first = self._numbered
-        if number <= first:
-            self._mutating_before = mutating
-            return
-        if self._mutating_before and number - first > 1:
-            # Writing into a view makes a second node, after the operator has run.
-            self._op_of_number[first] = op - 1
-            first += 1
-        for made in range(first, number):
-            self._op_of_number[made] = op
-            waiting = self._waiting.pop(made, None)
-            if waiting is not None:
-                for saved in waiting:
-                    alive = saved()  # type: ignore[operator]
-                    if alive is not None:
-                        self._hold(op, alive)
-        self._numbered = number
+        if self._deferred is not None:
+            self._tie(self._deferred, op)
+            self._deferred = None
+        if number > first:
+            if self._mutating_before and number - first > 1:
+                # Writing into a view makes a second node, after the operator has run.
+                self._tie(first, op - 1)
+                first += 1
+            if clones is not None and number - first > (clones.requires_grad and torch.is_grad_enabled()):
+                # What an operator overwrites is copied before it runs, if its backward needs it.
+                self._deferred = first
+                first += 1
+            for made in range(first, number):
+                self._tie(made, op)
+            self._numbered = number
         self._mutating_before = mutating
+
+    def _tie(self, number: int, op: int) -> None:
+        self._op_of_number[number] = op
+        for waiting in self._waiting.pop(number, ()):
+            saved = waiting()
+            if saved is not None:
+                self._hold(op, saved)
 
     # ---- operators ----
 
@@ -411,7 +419,7 @@ class Recorder(TorchDispatchMode):
             flags = [*flags, "host"]
         elif outputs and not births and not mutates and not on_host:
             flags = [*flags, "view"]
-        self._record(facts, flags, inputs, outputs, mutates)
+        self._record(facts, flags, inputs, outputs, mutates, args[0] if func is _CLONE else None)
         return out
 
     def phase(self) -> str:
@@ -427,6 +435,7 @@ class Recorder(TorchDispatchMode):
         inputs: list[list[int]],
         outputs: list[list[int]],
         mutates: list[int],
+        clones: Tensor | None = None,
     ) -> None:
         op = len(self.ops)
         phase = self.phase()
@@ -460,7 +469,7 @@ class Recorder(TorchDispatchMode):
                 self.events.append({"return": returned})
         self.ops.append(row)
         self.events.append({"op": op})
-        self._number(op, bool(mutates))
+        self._number(op, bool(mutates), clones)
 
     def close(self) -> None:
         """The step is over; what goes from now on is not part of it."""
