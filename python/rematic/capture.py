@@ -22,7 +22,6 @@ from ._capture.recorder import Recorder
 from ._capture.replica import Replica
 from ._capture.routing import DEVICES, as_on
 from ._capture.trees import tensors_in
-from ._capture.values import Values
 
 __all__ = ["CaptureError", "UnknownValue", "capture", "capture_step"]
 
@@ -189,12 +188,10 @@ class _Attempt:
             calls = CallWatch(tree, recorder)
             gradients = GradientWatch(self.model, recorder)
             hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
-            # Numbers read inside a module or the optimizer steer the step; elsewhere they are logged.
-            values = Values(lambda: bool(recorder.call_stack) or recorder.in_optimizer)
             for tensor, value in self.replica.values:
-                values.know(tensor, value)
+                recorder.values.know(tensor, value)
             try:
-                with calls.watching(), hooks, values, recorder:
+                with calls.watching(), hooks, recorder:
                     output = step(self.model, self.optimizer, self.inputs)
             except UnknownValue as error:
                 raise _unknown_value(error, calls) from error
@@ -215,7 +212,7 @@ class _Attempt:
             "format": "rematic-trace",
             "version": 1,
             "model": type(self.model).__name__,
-            "facts": [*self._facts(), *(["assumed", text] for text in sorted(values.assumptions))],
+            "facts": [*self._facts(), *(["assumed", text] for text in sorted(recorder.values.assumptions))],
             "names": recorder.names,
             "layouts": recorder.layouts,
             "modules": tree.rows,
@@ -289,7 +286,6 @@ def _unknown_value(error: UnknownValue, calls: CallWatch) -> UnknownValue:
 def _no_collection() -> Iterator[None]:
     """Nothing in a step may hang on when the collector of cycles happens to run."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .shapes import Layout, Shapes
 from .trees import map_tensors, tensors_in
-
-Layout = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+from .values import Values
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 CATEGORIES = {FORWARD: "activation", BACKWARD: "temp", OPTIMIZER: "optimizer"}
@@ -111,6 +111,9 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        # Numbers read inside a module or the optimizer steer the step; elsewhere they are logged.
+        self.values = Values(lambda: bool(self.call_stack) or self.in_optimizer)
+        self._shapes = Shapes(self.values.run)
         self.names: list[str] = []
         self.layouts: list[list[Any]] = []
         self.calls: list[dict[str, Any]] = []
@@ -372,7 +375,7 @@ class Recorder(TorchDispatchMode):
             inputs.clear()
             self._describe(args, inputs)
             self._describe(kwargs.values(), inputs)
-        out = func(*args, **kwargs)
+        out = self._shapes.run(func, args, kwargs, inputs)
         self.running = outer
         mutates: list[int] = []
         if facts.mutated_keywords:

@@ -91,8 +91,11 @@ class Values(TorchDispatchMode):
         return value.get(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        reader = _READERS.get(func)
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operator."""
+        reader = READERS.get(func)
         if reader is not None:
             out = reader(self, func, args, kwargs)
         else:
@@ -232,7 +235,7 @@ def _read_index(values: Values, func: Any, args: Any, kwargs: Any) -> Any:
     return func(args[0], indices, *args[2:], **kwargs)
 
 
-_READERS: dict[Any, Callable[[Values, Any, Any, Any], Any]] = {
+READERS: dict[Any, Callable[[Values, Any, Any, Any], Any]] = {
     aten._local_scalar_dense.default: _read_scalar,
     aten.equal.default: _read_equal,
     aten._to_copy.default: _read_copy,
@@ -246,7 +249,7 @@ _READERS: dict[Any, Callable[[Values, Any, Any, Any], Any]] = {
     aten.index.Tensor: _read_index,
 }
 # Their values are known already, or never.
-_UNKNOWN = frozenset(_READERS) - {aten._to_copy.default, aten.index.Tensor} | {
+_UNKNOWN = frozenset(READERS) - {aten._to_copy.default, aten.index.Tensor} | {
     aten.empty.memory_format,
     aten.empty_like.default,
     aten.empty_strided.default,
