@@ -171,7 +171,7 @@ class _Attempt:
         self.optimizer.zero_grad()
 
     def run(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any]) -> dict[str, Any]:
-        recorder = Recorder()
+        recorder = Recorder(counts_host=self.device == "cpu")
         recorder.stand_in = self.replica.tensor
         with _no_collection(), as_on(self.device):
             self._make_optimizer_state()
@@ -182,7 +182,7 @@ class _Attempt:
             if self.optimizer is not None:
                 for state in self.optimizer.state.values():
                     for tensor in tensors_in(state):
-                        if tensor.is_meta:
+                        if tensor.is_meta or self.device == "cpu":
                             recorder.storage_before_step(tensor, "optimizer")
                 self._watch_optimizer(self.optimizer, recorder)
             calls = CallWatch(tree, recorder)

@@ -18,14 +18,16 @@ from torch.autograd import graph
 from torch.distributed._tools import mem_tracker as mt
 from torch.distributed._tools import mod_tracker
 
-META = torch.device("meta")
 CUDA_BLOCK = 512
 
 
 class StepTracker(mt.MemTracker):
     """MemTracker that also writes down the total after every operator."""
 
-    timeline: list[tuple[str, int]] | None = None
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.timeline: list[tuple[str, int]] | None = None
 
     def start(self) -> None:
         """Begins to write down, and forgets what earlier steps reached."""
@@ -43,7 +45,7 @@ class StepTracker(mt.MemTracker):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self.timeline is not None and func.namespace not in ("profiler", "prim"):
-            total = self._curr_mem_snap.get(META, {}).get("Total", 0)
+            total = self._curr_mem_snap.get(self.device, {}).get("Total", 0)
             self.timeline.append((str(func).removeprefix("aten."), total))
         return out
 
@@ -83,31 +85,42 @@ def _hook_without_gradients(tensors: Any, fn: Any, *, mode: str = "all") -> Any:
 
 
 def track(
-    build: Any, device: str, loss_of: Any, make_optimizer: Any, keeps_gradients: bool = True
+    build: Any,
+    device: str,
+    loss_of: Any,
+    make_optimizer: Any,
+    *,
+    keeps_gradients: bool = True,
+    real: bool = False,
 ) -> tuple[dict[str, int], list[tuple[str, int]]]:
-    """The peak by category, and the total after every operator, of the second step."""
-    model, args, kwargs = build("meta")
-    replica = Replica()
-    args, kwargs = replica.inputs(args, kwargs)
-    values = Values()
-    for tensor, value in replica.values:
-        values.know(tensor, value)
-    with _blocks(CUDA_BLOCK if device == "cuda" else 1), as_on(device), contextlib.ExitStack() as stack:
+    """The peak by category, and the total after every operator, of the second step: on the meta device with the
+    operators of `device`, or for real on the CPU."""
+    model, args, kwargs = build("cpu" if real else "meta")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_blocks(CUDA_BLOCK if device == "cuda" else 1))
         if not keeps_gradients:
             stack.enter_context(mock.patch.object(mod_tracker, "register_multi_grad_hook", _hook_without_gradients))
+        if not real:
+            replica = Replica()
+            args, kwargs = replica.inputs(args, kwargs)
+            values = Values()
+            for tensor, value in replica.values:
+                values.know(tensor, value)
+            stack.enter_context(as_on(device))
+            stack.enter_context(values)
         optimizer = make_optimizer(model.parameters())
-        tracker = StepTracker()
+        tracker = StepTracker(torch.device("cpu" if real else "meta"))
         tracker.track_external(model, optimizer, *tensors_in((args, kwargs)))
-        with values, tracker:
-            for step in range(2):
-                if step == 1:
-                    tracker.reset_mod_stats()
-                    gc.collect()
-                    tracker.start()
-                output = model(*args, **kwargs)
-                loss_of(output).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        peak = {getattr(key, "value", key): size for key, size in tracker.get_tracker_snapshot("peak")[META].items()}
+        stack.enter_context(tracker)
+        for step in range(2):
+            if step == 1:
+                tracker.reset_mod_stats()
+                gc.collect()
+                tracker.start()
+            output = model(*args, **kwargs)
+            loss_of(output).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        snapshot = tracker.get_tracker_snapshot("peak")[tracker.device]
     assert tracker.timeline is not None
-    return peak, tracker.timeline
+    return {getattr(key, "value", key): size for key, size in snapshot.items()}, tracker.timeline

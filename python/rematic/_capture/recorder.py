@@ -109,8 +109,10 @@ class _Saved:
 class Recorder(TorchDispatchMode):
     """The dispatch mode. Its lists are the tables of the trace format."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts_host: bool = False) -> None:
         super().__init__()
+        # Whether real tensors, on the CPU, lie in the same memory as those of the step.
+        self._counts_host = counts_host
         # Numbers read inside a module or the optimizer steer the step; elsewhere they are logged.
         self.values = Values(lambda: bool(self.call_stack) or self.in_optimizer)
         self._shapes = Shapes(self.values.run)
@@ -330,14 +332,14 @@ class Recorder(TorchDispatchMode):
         """Adds the tensors on the device among some arguments."""
         for item in value:
             if isinstance(item, Tensor):
-                if item.is_meta:
+                if item.is_meta or self._counts_host:
                     storage = item.untyped_storage()
                     ref = self._storages.get(storage._cdata)
                     row = self._add_storage(storage, "other", None) if ref is None else ref.row
                     key = (item.dtype, item.shape, item.stride())
                     layout = self._layout_rows.get(key)
                     rows.append([row, self._add_layout(key) if layout is None else layout])
-                elif item.dim():
+                if not item.is_meta and item.dim():
                     self._strangers = True
             elif isinstance(item, (list, tuple)):
                 self._describe(item, rows)
@@ -400,7 +402,7 @@ class Recorder(TorchDispatchMode):
             for tensor in self_outputs:
                 if not isinstance(tensor, Tensor):
                     continue
-                if not tensor.is_meta:
+                if not tensor.is_meta and not self._counts_host:
                     on_host = True
                     continue
                 storage = tensor.untyped_storage()

@@ -152,14 +152,154 @@ def _attention_on_cpu(
     )[0]
 
 
+# ---- normalisation ----
+
+# `_select_batch_norm_backend` in ATen/native/Normalization.cpp
+CUDNN_BATCH_NORM_MAX_BATCH = {True: 880_801, False: 65_535}
+CUDNN_BATCH_NORM_MIN_EPSILON = 0.0
+CUDNN_MAX_ELEMENTS = 2**31 - 1
+
+
+def _batch_norm_on_cuda(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    takes_cudnn = (
+        cudnn_enabled
+        and weight is not None
+        and bias is not None
+        and input.dtype != torch.bfloat16
+        and weight.dtype != torch.bfloat16
+        and (input.dtype != torch.float16 or weight.dtype == torch.float32)
+        and (running_mean is None) == (running_var is None)
+        and (running_mean is not None or training)
+        and input.dim() >= 3
+        and input.size(0) <= CUDNN_BATCH_NORM_MAX_BATCH[training]
+        and eps >= CUDNN_BATCH_NORM_MIN_EPSILON
+        and 0 < input.numel() < CUDNN_MAX_ELEMENTS
+    )
+    if not takes_cudnn:
+        return aten.batch_norm.default.decompose(
+            input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
+        )
+    assert weight is not None and bias is not None
+    dense = input.contiguous(memory_format=torch._prims_common.suggest_memory_format(input))
+    return aten.cudnn_batch_norm(
+        dense, weight.contiguous(), bias.contiguous(), running_mean, running_var, training, momentum, eps
+    )[0]
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """`_fused_rms_norm` has a derivative on CUDA only; elsewhere it is taken apart before a dispatch mode sees it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, shape: list[int], weight: Tensor | None, eps: float | None
+    ) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            out, rstd = aten._fused_rms_norm(input, shape, weight, eps)
+        ctx.save_for_backward(input, weight, rstd)
+        ctx.shape = shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        input, weight, rstd = ctx.saved_tensors
+        mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        with torch._C._AutoDispatchBelowAutograd():
+            d_input, d_weight = aten._fused_rms_norm_backward(gradient, input, ctx.shape, rstd, weight, mask)
+        return d_input, None, d_weight, None
+
+
+def _rms_norm_on_cuda(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    is_mixed = weight is not None and weight.dtype != input.dtype
+    lies_channels_last = torch._prims_common.suggest_memory_format(input) != torch.contiguous_format
+    if is_mixed or lies_channels_last or input.is_complex():
+        return aten.rms_norm.default.decompose(input, normalized_shape, weight, eps)
+    return _FusedRmsNorm.apply(input, normalized_shape, weight, eps)
+
+
+def _fused_rms_norm_meta(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    outer = input.dim() - len(normalized_shape)
+    statistics = [*input.shape[:outer], *(1 for _ in normalized_shape)]
+    dtype = torch.float32 if input.dtype in HALF else input.dtype
+    out = torch.empty(input.shape, dtype=input.dtype, device="meta")
+    return out, torch.empty(statistics, dtype=dtype, device="meta")
+
+
+def _fused_rms_norm_backward_meta(
+    gradient: Tensor, input: Tensor, normalized_shape: list[int], rstd: Tensor, weight: Tensor | None, mask: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    d_input = torch.empty(input.shape, dtype=input.dtype, device="meta") if mask[0] else None
+    d_weight = torch.empty_like(weight) if mask[1] and weight is not None else None
+    return d_input, d_weight
+
+
+# ---- softmax ----
+
+
+def _softmax_on_cuda(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    if input.dtype == torch.float16 and dtype == torch.float32:
+        return aten._softmax(input, dim, True)
+    return aten.softmax.int.decompose(input, dim, dtype)
+
+
+def _log_softmax_on_cuda(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    if input.dtype == torch.float16 and dtype == torch.float32:
+        return aten._log_softmax(input, dim, True)
+    return aten.log_softmax.int.decompose(input, dim, dtype)
+
+
+# ---- one-hot ----
+
+
+def _one_hot(input: Tensor, classes: int) -> Tensor:
+    out = torch.zeros([*input.shape, classes], dtype=input.dtype, device=input.device)
+    out.scatter_(-1, input.unsqueeze(-1), 1)
+    return out
+
+
+def _one_hot_on_cuda(self: Tensor, num_classes: int = -1) -> Tensor:
+    return _one_hot(self, int(self.max().item()) + 1 if num_classes == -1 else num_classes)
+
+
+def _one_hot_on_cpu(self: Tensor, num_classes: int = -1) -> Tensor:
+    least, most = torch.aminmax(self)
+    least.item()
+    highest = int(most.item())
+    return _one_hot(self, highest + 1 if num_classes == -1 else num_classes)
+
+
 CUDA = {
     "dropout": _dropout_on_cuda,
     "scaled_dot_product_attention": _attention_on_cuda,
+    "batch_norm": _batch_norm_on_cuda,
+    "rms_norm": _rms_norm_on_cuda,
+    "softmax.int": _softmax_on_cuda,
+    "log_softmax.int": _log_softmax_on_cuda,
+    "one_hot": _one_hot_on_cuda,
+}
+CUDA_META = {
+    "_fused_rms_norm": _fused_rms_norm_meta,
+    "_fused_rms_norm_backward": _fused_rms_norm_backward_meta,
 }
 CPU: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": _attention_on_cpu,
+    "one_hot": _one_hot_on_cpu,
 }
 DEVICES = {"cuda": CUDA, "cpu": CPU}
+META_KERNELS: dict[str, dict[str, Callable[..., Any]]] = {"cuda": CUDA_META, "cpu": {}}
 
 
 @contextlib.contextmanager
@@ -172,6 +312,9 @@ def as_on(device: str) -> Iterator[None]:
             warnings.simplefilter("ignore")
             for name, kernel in DEVICES[device].items():
                 library.impl(name, kernel, "AutogradMeta")
+            for name, kernel in META_KERNELS[device].items():
+                # `library.impl` refuses: on other devices than CUDA the operator is taken apart.
+                library.m.impl(name, "Meta", kernel, False)
         stack.enter_context(_optimizers_as_on(device))
         yield
 
