@@ -152,15 +152,17 @@ class Values(TorchDispatchMode):
                 positional[0] = positional[0].clone()
             return func(*positional, **{key: real(item) for key, item in keywords.items()})
 
+        # Views count the changes of what they are views of, but not yet here, below autograd.
+        is_view = not mutated and any(returned.alias_info is not None for returned in func._schema.returns)
+        version = args[0]._version if (is_view or mutated) and isinstance(args[0], Tensor) else 0
         if len(tensors) == 1 and tensors[0] is out:
-            version = out._version + 1 if mutated else out._version
-            out._rematic_value = Value(compute, version)
+            out._rematic_value = Value(compute, version + mutated)
             return
         whole = Value(compute, 0)
         for position, tensor in enumerate(tensors):
             if isinstance(tensor, Tensor) and _is_small(tensor):
                 tensor._rematic_value = Value(  # type: ignore[attr-defined]
-                    lambda position=position: whole.get(self)[position], tensor._version
+                    lambda position=position: whole.get(self)[position], version
                 )
 
     def _is_random(self, func: Any) -> bool:
