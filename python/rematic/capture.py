@@ -226,7 +226,12 @@ class _Attempt:
         def begins(*_: Any) -> None:
             recorder.in_optimizer = True
 
+        def is_over(*_: Any) -> None:
+            recorder.in_optimizer = False
+            recorder.after_optimizer = True
+
         optimizer.register_step_pre_hook(begins)
+        optimizer.register_step_post_hook(is_over)
 
     def _note_untrained(self, gradients: GradientWatch) -> None:
         if self.optimizer is None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .recorder import Recorder, device_tensors
+from .trees import map_tensors
 
 _graph_task = torch._C._current_graph_task_id  # type: ignore[attr-defined]
 
@@ -72,6 +73,8 @@ class CallWatch:
             # A forward that runs again during backward belongs to that backward.
             if row is None or _graph_task() != -1:
                 return original(module, *args, **kwargs)
+            if not watch._recorder.call_stack:
+                args, kwargs = map_tensors((args, kwargs), watch._recorder.on_device)
             number = watch._enter(row, args, kwargs)
             try:
                 result = original(module, *args, **kwargs)

@@ -122,7 +122,9 @@ class Recorder(TorchDispatchMode):
         self.storages: list[list[Any]] = []
         self.ops: list[dict[str, Any]] = []
         self.events: list[dict[str, Any] | None] = []
+        # The optimizer steps; and it has, and no forward has begun since.
         self.in_optimizer = False
+        self.after_optimizer = False
         # What the operator that runs now is, for errors.
         self.running: Any = None
         self.call_stack: list[int] = []
@@ -344,9 +346,15 @@ class Recorder(TorchDispatchMode):
             elif isinstance(item, (list, tuple)):
                 self._describe(item, rows)
 
-    def _stand_in(self, tensor: Tensor) -> Tensor:
+    def on_device(self, tensor: Tensor) -> Tensor:
         """For a real tensor among those of the step (a batch that the step's function holds): one on the device."""
-        return tensor if tensor.is_meta or not tensor.dim() else self.stand_in(tensor)
+        if tensor.is_meta or not tensor.dim():
+            return tensor
+        self._quiet = True
+        try:
+            return self.stand_in(tensor)
+        finally:
+            self._quiet = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._quiet or self._closed:
@@ -373,7 +381,7 @@ class Recorder(TorchDispatchMode):
         if kwargs:
             self._describe(kwargs.values(), inputs)
         if self._strangers and inputs and func not in _ACROSS_DEVICES:
-            args, kwargs = map_tensors(args, self._stand_in), map_tensors(kwargs, self._stand_in)
+            args, kwargs = map_tensors(args, self.on_device), map_tensors(kwargs, self.on_device)
             inputs.clear()
             self._describe(args, inputs)
             self._describe(kwargs.values(), inputs)
@@ -431,7 +439,9 @@ class Recorder(TorchDispatchMode):
         """The phase that an operator would belong to now."""
         if self.in_optimizer:
             return OPTIMIZER
-        return BACKWARD if _graph_task() != -1 else FORWARD
+        if _graph_task() != -1:
+            return BACKWARD
+        return OPTIMIZER if self.after_optimizer else FORWARD
 
     def _record(
         self,
@@ -484,6 +494,7 @@ class Recorder(TorchDispatchMode):
 
     def enter(self, module: int, inputs: list[Tensor], keywords: list[Tensor]) -> int:
         """A module's forward begins."""
+        self.after_optimizer = False
         call = len(self.calls)
         row: dict[str, Any] = {"module": module}
         if inputs:

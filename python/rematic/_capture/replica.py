@@ -4,7 +4,7 @@ is changed."""
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import torch
@@ -90,8 +90,12 @@ class Replica:
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """An optimizer of the same class, with the same settings, over the parameters that stand for its own."""
         made = copy.copy(optimizer)
-        made.__dict__ = dict(optimizer.__dict__)
+        # A scheduler puts a `step` on the optimizer that is bound to it.
+        made.__dict__ = {key: value for key, value in optimizer.__dict__.items() if key not in ("step", "zero_grad")}
         made.state = defaultdict(dict)
+        # Hooks of its own, for the copy is watched.
+        made._optimizer_step_pre_hooks = OrderedDict(optimizer._optimizer_step_pre_hooks)
+        made._optimizer_step_post_hooks = OrderedDict(optimizer._optimizer_step_post_hooks)
         made.param_groups = []
         for group in optimizer.param_groups:
             unknown = [parameter for parameter in group["params"] if id(parameter) not in self._tensors]

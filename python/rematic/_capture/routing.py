@@ -278,6 +278,7 @@ def _one_hot_on_cpu(self: Tensor, num_classes: int = -1) -> Tensor:
     least, most = torch.aminmax(self)
     least.item()
     highest = int(most.item())
+    del least, most
     return _one_hot(self, highest + 1 if num_classes == -1 else num_classes)
 
 
