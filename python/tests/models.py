@@ -36,7 +36,8 @@ def causal(kind: str, dtype: torch.dtype = torch.float32, **fields: Any) -> Call
         config = CONFIG_MAPPING[kind](**fields)
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        return model.train(), (), {"input_ids": tokens(), "labels": tokens(), "use_cache": False}
+        batch = tokens()
+        return model.train(), (), {"input_ids": batch, "labels": batch, "use_cache": False}
 
     return build
 
