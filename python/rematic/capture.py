@@ -21,6 +21,7 @@ from ._capture.modules import CallWatch, GradientWatch, ModuleTree
 from ._capture.recorder import Recorder
 from ._capture.replica import Replica
 from ._capture.routing import DEVICES, as_on
+from ._capture.shapes import ListKernels
 from ._capture.trees import tensors_in
 
 __all__ = ["CaptureError", "UnknownValue", "capture", "capture_step"]
@@ -167,7 +168,8 @@ class _Attempt:
                 if parameter.requires_grad and position not in self.before:
                     parameter.grad = torch.empty_like(parameter)
                 position += 1
-        self.optimizer.step()
+        with ListKernels():
+            self.optimizer.step()
         self.optimizer.zero_grad()
 
     def run(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .trees import tensors_in
 from .values import MAX_FLOATS, READERS
@@ -51,6 +52,15 @@ class Shapes:
 
 
 _PLAIN, _OVERWRITES_LIST, _OTHER = range(3)
+
+
+class ListKernels(TorchDispatchMode):
+    """Skips kernels that overwrite lists of tensors without data: optimizers', some of which have no meta kernel."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _kind(func) == _OVERWRITES_LIST and args and args[0] and args[0][0].is_meta:
+            return None
+        return func(*args, **(kwargs or {}))
 
 
 def _kind(func: Any) -> int:
