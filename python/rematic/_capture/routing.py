@@ -13,6 +13,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from .autocast import Autocast
+
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 
@@ -317,6 +319,7 @@ def as_on(device: str) -> Iterator[None]:
                 # `library.impl` refuses: on other devices than CUDA the operator is taken apart.
                 library.m.impl(name, "Meta", kernel, False)
         stack.enter_context(_optimizers_as_on(device))
+        stack.enter_context(Autocast(device, DEVICES[device]).watching())
         yield
 
 
