@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Union
 
 import torch
 from torch import Tensor, nn
 
+from ._capture.devices import Elsewhere
 from ._capture.errors import CaptureError, UnknownValue, user_line
 from ._capture.modules import CallWatch, GradientWatch, ModuleTree
 from ._capture.recorder import Recorder
@@ -168,8 +170,14 @@ class _Attempt:
                 if parameter.requires_grad and position not in self.before:
                     parameter.grad = torch.empty_like(parameter)
                 position += 1
-        with ListKernels():
-            self.optimizer.step()
+        try:
+            with ListKernels():
+                self.optimizer.step()
+        except Exception as error:
+            raise CaptureError(
+                f"{type(self.optimizer).__name__} cannot take its first step on the meta device "
+                f"({type(error).__name__}: {error}); take another optimizer, or optimizer=False to leave it out"
+            ) from error
         self.optimizer.zero_grad()
 
     def run(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any]) -> dict[str, Any]:
@@ -193,7 +201,7 @@ class _Attempt:
             for tensor, value in self.replica.values:
                 recorder.values.know(tensor, value)
             try:
-                with calls.watching(), hooks, recorder:
+                with calls.watching(), hooks, _eagerly(), self._elsewhere(), recorder:
                     output = step(self.model, self.optimizer, self.inputs)
             except UnknownValue as error:
                 raise _unknown_value(error, calls) from error
@@ -223,6 +231,10 @@ class _Attempt:
             "ops": recorder.ops,
             "events": [event for event in events if event is not None],
         }
+
+    def _elsewhere(self) -> contextlib.AbstractContextManager[Any]:
+        # It takes time at every call of torch, and only tensors that are not there yet need it.
+        return contextlib.nullcontext() if next(tensors_in(self.inputs), None) is not None else Elsewhere(self.device)
 
     def _watch_optimizer(self, optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
         def begins(*_: Any) -> None:
@@ -287,6 +299,11 @@ def _unknown_value(error: UnknownValue, calls: CallWatch) -> UnknownValue:
         "Give real inputs on the CPU if it depends on them alone, or change the model so that shapes and branches do not "
         "hang on computed values."
     )
+
+
+def _eagerly() -> contextlib.AbstractContextManager[Any]:
+    """Compiled parts of the model run as they are written."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -28,7 +28,10 @@ class Mixed(nn.Module):
             return self.model(*args, **kwargs)
 
 
-@pytest.mark.parametrize("build", [seed_transformer, causal("llama", **DECODER), causal("gpt2", n_layer=2, n_embd=64, n_head=4, vocab_size=512), unet])
+GPT2 = causal("gpt2", n_layer=2, n_embd=64, n_head=4, vocab_size=512)
+
+
+@pytest.mark.parametrize("build", [seed_transformer, causal("llama", **DECODER), GPT2, unet])
 def test_cpu_autocast_equals_a_real_cpu_run(build: Any) -> None:
     def mixed(device: str) -> Any:
         model, args, kwargs = build(device)

@@ -130,3 +130,13 @@ def test_a_failure_leaves_nothing_behind() -> None:
     assert nn.Module.__call__ is before
     assert nn.functional.dropout(torch.ones(8, device="meta"), 0.5).device.type == "meta"
     capture(Outer(lambda x: x), torch.zeros(2, 8))
+
+
+def test_sparse_gradients() -> None:
+    with pytest.raises(CaptureError, match="sparse=False"):
+        capture(nn.Embedding(10, 4, sparse=True), torch.zeros(3, dtype=torch.long))
+
+
+def test_an_optimizer_that_cannot_begin() -> None:
+    with pytest.raises(CaptureError, match=r"SparseAdam cannot take its first step.*dense gradients"):
+        capture(Outer(lambda x: x), torch.zeros(2, 8), optimizer=torch.optim.SparseAdam)

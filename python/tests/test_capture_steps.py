@@ -295,3 +295,33 @@ def test_attention_is_routed_by_the_rules_of_cuda(
 def test_a_document_is_the_same_twice() -> None:
     model = Stack()
     assert capture(model, TOKENS) == capture(model, TOKENS)
+
+
+def test_a_batch_that_the_step_moves_to_the_device() -> None:
+    def step(model: nn.Module, optimizer: Any) -> None:
+        batch = TOKENS.to("cuda", non_blocking=True)
+        weight = torch.ones(16, device=torch.device("cuda:0"))
+        (model(batch) * weight).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    document = json.loads(capture_step(step, Stack()))
+    assert names(document, "forward")[:2] == ["_to_copy.default", "ones.default"]
+
+
+def test_compiled_models_run_as_they_are_written() -> None:
+    model = Stack()
+    plain = capture(model, TOKENS)
+    model.layers[0].compile()
+    assert json.loads(capture(torch.compile(model), TOKENS))["ops"] == json.loads(plain)["ops"]
+
+
+def test_inference_mode_inside() -> None:
+    class Teacher(Stack):
+        def forward(self, tokens: Tensor) -> Tensor:
+            with torch.inference_mode():
+                counts = torch.ones_like(tokens).sum(-1)
+                length = int(counts[0])
+            return super().forward(tokens)[:, : length // 2]
+
+    capture(Teacher(), TOKENS)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .errors import CaptureError
 from .shapes import Layout, Shapes
 from .trees import map_tensors, tensors_in
 from .values import Values
@@ -51,11 +52,12 @@ _autograd_node: Callable[[], Any] = torch._C._current_autograd_node  # type: ign
 class _Facts:
     """What is the same for every call of an operator."""
 
-    __slots__ = ("name", "flags", "mutated", "mutated_keywords", "recorded")
+    __slots__ = ("name", "flags", "mutated", "mutated_keywords", "recorded", "is_composite")
 
     def __init__(self, func: Any, name: int) -> None:
         self.name = name
         self.recorded = func.namespace not in ("profiler", "prim", "prims")
+        self.is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
         self.flags: list[str] = []
         # A backward kernel reads the seed that forward drew, whatever its tag says.
         draws = torch.Tag.nondeterministic_seeded in func.tags and not func._opname.endswith("_backward")
@@ -147,8 +149,9 @@ class Recorder(TorchDispatchMode):
         self._deferred: int | None = None
         self._closed = False
 
-        # Whether real tensors are among an operator's arguments, and what makes tensors on the device for them.
-        self._strangers = False
+        # Whether tensors of the step, and real ones, are among an operator's arguments; and what makes tensors on the
+        # device for real ones.
+        self._natives = self._strangers = False
         self.stand_in: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
     # ---- tensors ----
@@ -334,6 +337,10 @@ class Recorder(TorchDispatchMode):
         """Adds the tensors on the device among some arguments."""
         for item in value:
             if isinstance(item, Tensor):
+                if item.is_meta:
+                    self._natives = True
+                elif item.dim():
+                    self._strangers = True
                 if item.is_meta or self._counts_host:
                     storage = item.untyped_storage()
                     ref = self._storages.get(storage._cdata)
@@ -341,10 +348,31 @@ class Recorder(TorchDispatchMode):
                     key = (item.dtype, item.shape, item.stride())
                     layout = self._layout_rows.get(key)
                     rows.append([row, self._add_layout(key) if layout is None else layout])
-                if not item.is_meta and item.dim():
-                    self._strangers = True
             elif isinstance(item, (list, tuple)):
                 self._describe(item, rows)
+
+    def _describe_results(self, results: Any, op: int, category: str, rows: list[list[int]]) -> bool:
+        """Adds the tensors on the device among an operator's results; says whether any is on the host."""
+        on_host = False
+        for result in results:
+            if isinstance(result, Tensor):
+                if not result.is_meta and not self._counts_host:
+                    on_host = True
+                    continue
+                if result.layout is not torch.strided:
+                    raise CaptureError(
+                        f"`{self.running}` makes a tensor with layout {result.layout}, whose memory cannot be "
+                        "followed; use dense tensors (for embeddings: sparse=False)"
+                    )
+                storage = result.untyped_storage()
+                ref = self._storages.get(storage._cdata)
+                row = self._add_storage(storage, category, op) if ref is None else ref.row
+                key = (result.dtype, result.shape, result.stride())
+                layout = self._layout_rows.get(key)
+                rows.append([row, self._add_layout(key) if layout is None else layout])
+            elif isinstance(result, (tuple, list)):
+                on_host |= self._describe_results(result, op, category, rows)
+        return on_host
 
     def on_device(self, tensor: Tensor) -> Tensor:
         """For a real tensor among those of the step (a batch that the step's function holds): one on the device."""
@@ -357,82 +385,62 @@ class Recorder(TorchDispatchMode):
             self._quiet = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if self._quiet or self._closed:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         if func is _DETACH:
             ref = self._storages.get(args[0].untyped_storage()._cdata)
             if type(ref) is _FreshRef and ref.detaches:
-                ref.detaches = False
-                out = func(args[0])
-                if ref.is_output:
-                    row = [ref.row, self.layout(out)]
-                    self._record(self._facts_of(func), ["view"], [row], [row], [])
-                return out
+                return self._detach_saved(ref, args[0])
         facts = self._facts.get(func)
         if facts is None:
             facts = self._facts_of(func)
-        kwargs = kwargs or {}
         if not facts.recorded:
             return func(*args, **kwargs)
+        if facts.is_composite and torch.is_inference_mode_enabled():
+            # Elsewhere autograd takes it apart before it comes here.
+            with self:
+                return func.decompose(*args, **kwargs)
         outer, self.running = self.running, func
-        self._strangers = False
+        self._natives = self._strangers = False
         inputs: list[list[int]] = []
         self._describe(args, inputs)
         if kwargs:
             self._describe(kwargs.values(), inputs)
-        if self._strangers and inputs and func not in _ACROSS_DEVICES:
-            args, kwargs = map_tensors(args, self.on_device), map_tensors(kwargs, self.on_device)
+        if self._strangers and self._natives and func not in _ACROSS_DEVICES:
+            args, kwargs = map_tensors((args, kwargs), self.on_device)
             inputs.clear()
-            self._describe(args, inputs)
-            self._describe(kwargs.values(), inputs)
+            self._describe((*args, *kwargs.values()), inputs)
         out = self._shapes.run(func, args, kwargs, inputs)
-        self.running = outer
+
         mutates: list[int] = []
         if facts.mutated_keywords:
             written: list[list[int]] = []
             self._describe([args[position] for position in facts.mutated if position < len(args)], written)
             self._describe([kwargs[name] for name in facts.mutated_keywords if name in kwargs], written)
             mutates = [row for row, _ in written]
-
-        op = len(self.ops)
         outputs: list[list[int]] = []
-        births = False
-        on_host = False
-        category: str | None = None
+        known = len(self.storages)
         results = out if isinstance(out, (tuple, list)) else (out,)
-        for result in results:
-            if isinstance(result, Tensor):
-                self_outputs: Any = (result,)
-            elif isinstance(result, (tuple, list)):
-                self_outputs = result
-            else:
-                continue
-            for tensor in self_outputs:
-                if not isinstance(tensor, Tensor):
-                    continue
-                if not tensor.is_meta and not self._counts_host:
-                    on_host = True
-                    continue
-                storage = tensor.untyped_storage()
-                ref = self._storages.get(storage._cdata)
-                if ref is None:
-                    births = True
-                    if category is None:
-                        category = CATEGORIES[self.phase()]
-                    row_id = self._add_storage(storage, category, op)
-                else:
-                    row_id = ref.row
-                key = (tensor.dtype, tensor.shape, tensor.stride())
-                layout = self._layout_rows.get(key)
-                outputs.append([row_id, self._add_layout(key) if layout is None else layout])
+        on_host = self._describe_results(results, len(self.ops), CATEGORIES[self.phase()], outputs)
         flags = facts.flags
         if func is _FLASH and len(args) > _FLASH_DROPOUT and args[_FLASH_DROPOUT] > 0:
             flags = ["random"]
         if not inputs and not outputs:
             flags = [*flags, "host"]
-        elif outputs and not births and not mutates and not on_host:
+        elif outputs and not mutates and not on_host and known == len(self.storages):
             flags = [*flags, "view"]
         self._record(facts, flags, inputs, outputs, mutates, args[0] if func is _CLONE else None)
+        self.running = outer
+        return out
+
+    def _detach_saved(self, ref: _FreshRef, tensor: Tensor) -> Tensor:
+        """What a hook hands to autograd is detached; without hooks, only outputs are."""
+        ref.detaches = False
+        out = _DETACH(tensor)
+        if ref.is_output:
+            row = [ref.row, self.layout(out)]
+            self._record(self._facts_of(_DETACH), ["view"], [row], [row], [])
         return out
 
     def phase(self) -> str:

@@ -66,13 +66,16 @@ class Replica:
                     if tensor.grad is not None:
                         memo[id(tensor.grad)] = None
         try:
-            return copy.deepcopy(model, memo)
+            copied = copy.deepcopy(model, memo)
         except Exception as error:
             raise CaptureError(
                 f"The structure of {type(model).__name__} cannot be copied ({type(error).__name__}: {error}); "
                 "capture works on a copy, so that the model itself stays as it is: make the object that fails "
                 "deep-copyable, or build the model anew without it"
             ) from error
+        for module in copied.modules():
+            module._compiled_call_impl = None
+        return copied
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call."""

@@ -248,6 +248,34 @@ def _fused_rms_norm_backward_meta(
     return d_input, d_weight
 
 
+def _group_norm_meta(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, hw: int, group: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Torch's own overlooks that statistics are kept in the type of the parameters where that is wider."""
+    given = weight if weight is not None else bias
+    dtype = input.dtype if given is None or given.dtype == input.dtype else torch.float32
+    statistics = [torch.empty(n, group, dtype=dtype, device="meta") for _ in range(2)]
+    return torch.empty_like(input), statistics[0], statistics[1]
+
+
+def _group_norm_backward_meta(
+    gradient: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    n: int,
+    c: int,
+    hw: int,
+    group: int,
+    mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    dtype = input.dtype if weight is None else weight.dtype
+    d_input = torch.empty_like(input) if mask[0] else None
+    d_weight, d_bias = (torch.empty(c, dtype=dtype, device="meta") if wanted else None for wanted in mask[1:])
+    return d_input, d_weight, d_bias
+
+
 # ---- softmax ----
 
 
@@ -293,7 +321,12 @@ CUDA = {
     "log_softmax.int": _log_softmax_on_cuda,
     "one_hot": _one_hot_on_cuda,
 }
+META = {
+    "native_group_norm": _group_norm_meta,
+    "native_group_norm_backward": _group_norm_backward_meta,
+}
 CUDA_META = {
+    **META,
     "_fused_rms_norm": _fused_rms_norm_meta,
     "_fused_rms_norm_backward": _fused_rms_norm_backward_meta,
 }
@@ -302,7 +335,7 @@ CPU: dict[str, Callable[..., Any]] = {
     "one_hot": _one_hot_on_cpu,
 }
 DEVICES = {"cuda": CUDA, "cpu": CPU}
-META_KERNELS: dict[str, dict[str, Callable[..., Any]]] = {"cuda": CUDA_META, "cpu": {}}
+META_KERNELS: dict[str, dict[str, Callable[..., Any]]] = {"cuda": CUDA_META, "cpu": META}
 
 
 @contextlib.contextmanager

@@ -96,10 +96,12 @@ def _made(out: Any, args: Any, kwargs: Any) -> Any:
     if not isinstance(outputs, (tuple, list)) or not outputs or not all(isinstance(item, Tensor) for item in outputs):
         return False
     layouts = [_layout(item) for item in outputs]
+    if not all(layouts):
+        return False
     # Not every view says so in its schema.
     taken = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
     made = {item.untyped_storage()._cdata for item in outputs}
-    if not all(layouts) or len(made) < len(outputs) or taken & made:
+    if len(made) < len(outputs) or taken & made:
         return False
     return layouts if isinstance(out, (tuple, list)) else layouts[0]
 

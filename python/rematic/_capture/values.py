@@ -47,6 +47,11 @@ class Value:
         return self._result
 
 
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was changed in place; under `torch.inference_mode` nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _is_small(tensor: Tensor) -> bool:
     return tensor.numel() <= (MAX_FLOATS if tensor.is_floating_point() else MAX_INTEGERS)
 
@@ -72,14 +77,14 @@ class Values(TorchDispatchMode):
 
     def know(self, tensor: Tensor, value: Tensor) -> None:
         """The tensor stands for a real one."""
-        tensor._rematic_value = Value(lambda: value, tensor._version)  # type: ignore[attr-defined]
+        tensor._rematic_value = Value(lambda: value, _version(tensor))  # type: ignore[attr-defined]
 
     def value_of(self, tensor: Tensor) -> Value | None:
         """How to compute the tensor's value, if it is known."""
         if not tensor.is_meta:
             return Value(lambda: tensor, 0)
         value: Value | None = getattr(tensor, "_rematic_value", None)
-        return value if value is not None and value.version == tensor._version else None
+        return value if value is not None and value.version == _version(tensor) else None
 
     def _need(self, tensor: Tensor, func: Any) -> Any:
         value = self.value_of(tensor)
@@ -154,7 +159,7 @@ class Values(TorchDispatchMode):
 
         # Views count the changes of what they are views of, but not yet here, below autograd.
         is_view = not mutated and any(returned.alias_info is not None for returned in func._schema.returns)
-        version = args[0]._version if (is_view or mutated) and isinstance(args[0], Tensor) else 0
+        version = _version(args[0]) if (is_view or mutated) and isinstance(args[0], Tensor) else 0
         if len(tensors) == 1 and tensors[0] is out:
             out._rematic_value = Value(compute, version + mutated)
             return
@@ -277,14 +282,14 @@ def _choose_max(args: Any, kwargs: Any, out: Any) -> None:
     elif dim is not None:
         shape, extent = indices.shape, source.size(dim)
         indices._rematic_value = Value(
-            lambda: torch.arange(shape.numel()).remainder(extent).view(shape), indices._version, BALANCED
+            lambda: torch.arange(shape.numel()).remainder(extent).view(shape), _version(indices), BALANCED
         )
 
 
 def _choose(source: Tensor, indices: Tensor, dim: int) -> None:
     shape, extent = indices.shape, source.size(dim) if source.dim() else 1
     indices._rematic_value = Value(  # type: ignore[attr-defined]
-        lambda: _spread(shape, dim, extent), indices._version, BALANCED
+        lambda: _spread(shape, dim, extent), _version(indices), BALANCED
     )
 
 
