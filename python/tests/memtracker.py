@@ -92,8 +92,9 @@ def track(
     *,
     keeps_gradients: bool = True,
     real: bool = False,
+    steps: int = 2,
 ) -> tuple[dict[str, int], list[tuple[str, int]]]:
-    """The peak by category, and the total after every operator, of the second step: on the meta device with the
+    """The peak by category, and the total after every operator, of the last step: on the meta device with the
     operators of `device`, or for real on the CPU."""
     model, args, kwargs = build("cpu" if real else "meta")
     with contextlib.ExitStack() as stack:
@@ -112,8 +113,8 @@ def track(
         tracker = StepTracker(torch.device("cpu" if real else "meta"))
         tracker.track_external(model, optimizer, *tensors_in((args, kwargs)))
         stack.enter_context(tracker)
-        for step in range(2):
-            if step == 1:
+        for step in range(steps):
+            if step == steps - 1:
                 tracker.reset_mod_stats()
                 gc.collect()
                 tracker.start()
