@@ -12,7 +12,7 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Union
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from ._capture.trees import tensors_in
 
 __all__ = ["CaptureError", "UnknownValue", "capture", "capture_step"]
 
-OptimizerChoice = Union[torch.optim.Optimizer, Callable[[Any], torch.optim.Optimizer], bool, None]
+OptimizerChoice = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | bool | None
 DEFAULT_LEARNING_RATE = 1e-3
 
 
@@ -43,11 +43,12 @@ def capture(
     """Captures one training step of `model(*args, **kwargs)` in steady state, as a trace document.
 
     `loss` takes the model's output and gives a scalar; by default it is the output's own `loss` if it has one, and
-    otherwise the sum of its first tensor that needs a gradient. `optimizer` is an optimizer of this model, or a function
-    from parameters to one, or False for none; by default Adam. `device` says whose operators run: "cuda" or "cpu".
+    otherwise the sum of its first tensor that needs a gradient. `optimizer` is an optimizer of this model, or a
+    function from parameters to one, or False for none; by default Adam. `device` says whose operators run: "cuda" or
+    "cpu".
 
-    The step is `output = model(...)`, `loss(output).backward()`, `optimizer.step()`, `optimizer.zero_grad()`. The loop's
-    variable holds the output, so the previous step's lives until this one's forward is over.
+    The step is `output = model(...)`, `loss(output).backward()`, `optimizer.step()`, `optimizer.zero_grad()`. The
+    loop's variable holds the output, so the previous step's lives until this one's forward is over.
     """
 
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
@@ -86,12 +87,14 @@ def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
         value = loss(output)
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise CaptureError(f"`loss` must give a tensor with one element, but gave {found}; reduce it, as by .mean()")
+            raise CaptureError(
+                f"`loss` must give a tensor with one element, but gave {found}; reduce it, as by .mean()"
+            )
     else:
-        value = getattr(output, "loss", None)
-        if value is None and isinstance(output, dict):
-            value = output.get("loss")
-        if not isinstance(value, Tensor):
+        given = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        if isinstance(given, Tensor):
+            value = given
+        else:
             differentiable = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             if not differentiable:
                 raise CaptureError(
@@ -271,9 +274,7 @@ def _with_previous(recorder: Recorder, calls: CallWatch) -> list[dict[str, Any] 
         for row, (_, category, birth) in enumerate(recorder.storages)
         if birth is not None and category == "activation" and recorder.is_alive(row)
     ]
-    drops: list[dict[str, Any] | None] = [
-        {"drop": recorder.add_previous(recorder.storages[row][0])} for row in left
-    ]
+    drops: list[dict[str, Any] | None] = [{"drop": recorder.add_previous(recorder.storages[row][0])} for row in left]
     at = len(recorder.events) if calls.first_exit is None else calls.first_exit
     return recorder.events[:at] + drops + recorder.events[at:]
 
@@ -296,8 +297,8 @@ def _unknown_value(error: UnknownValue, calls: CallWatch) -> UnknownValue:
     at = f"\n  at {line}" if line else ""
     return UnknownValue(
         f"{error}.{where}{at}\n"
-        "Give real inputs on the CPU if it depends on them alone, or change the model so that shapes and branches do not "
-        "hang on computed values."
+        "Give real inputs on the CPU if it depends on them alone, or change the model so that shapes and branches do "
+        "not hang on computed values."
     )
 
 

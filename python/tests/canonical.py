@@ -75,7 +75,7 @@ def difference(left: dict[str, Any], right: dict[str, Any]) -> str | None:
     """The first place in which two traces differ."""
     a, b = canonical(left), canonical(right)
     for table in ("modules", "ops", "calls", "events", "storages"):
-        for index, (x, y) in enumerate(zip(a[table], b[table])):
+        for index, (x, y) in enumerate(zip(a[table], b[table], strict=False)):
             if x != y:
                 return f"{table}[{index}]: {x}\n != {y}"
         if len(a[table]) != len(b[table]):
@@ -87,7 +87,7 @@ def timeline(trace: dict[str, Any], block: int = CUDA_BLOCK) -> list[tuple[str, 
     """Name, phase and bytes in use right after every operator."""
     sizes = [-(-size // block) * block for size, _, _ in trace["storages"]]
     alive = [1 if birth is None else 0 for _, _, birth in trace["storages"]]
-    total = sum(size for size, count in zip(sizes, alive) if count)
+    total = sum(size for size, count in zip(sizes, alive, strict=True) if count)
     births: dict[int, list[int]] = {}
     for row, (_, _, birth) in enumerate(trace["storages"]):
         if birth is not None:

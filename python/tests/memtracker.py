@@ -10,13 +10,14 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.autograd import graph
+from torch.distributed._tools import mem_tracker as mt
+from torch.distributed._tools import mod_tracker
+
 from rematic._capture.replica import Replica
 from rematic._capture.routing import as_on
 from rematic._capture.trees import tensors_in
 from rematic._capture.values import Values
-from torch.autograd import graph
-from torch.distributed._tools import mem_tracker as mt
-from torch.distributed._tools import mod_tracker
 
 CUDA_BLOCK = 512
 

@@ -45,7 +45,9 @@ def causal(kind: str, dtype: torch.dtype = torch.float32, **fields: Any) -> Call
 def bert(device: str) -> Build:
     from transformers import BertConfig, BertForMaskedLM
 
-    config = BertConfig(vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)
+    config = BertConfig(
+        vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128
+    )
     with torch.device(device):
         model = BertForMaskedLM(config)
     mask = torch.ones(BATCH, SEQ, dtype=torch.long)
@@ -132,7 +134,7 @@ class UNet(nn.Module):
             x = block(x if not level else nn.functional.max_pool2d(x, 2))
             bridges.append(x)
         bridges.pop()
-        for up, block in zip(self.ups, self.blocks):
+        for up, block in zip(self.ups, self.blocks, strict=True):
             x = block(torch.cat([up(x), bridges.pop()], dim=1))
         return self.head(self.dropout(x))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import memtracker
 import pytest
 import torch
+from torch import Tensor, nn
+
+import memtracker
 from canonical import timeline
 from models import DECODER, causal, seed_transformer, unet
 from rematic.capture import _loss_of, capture
-from torch import Tensor, nn
 
 
 class Mixed(nn.Module):

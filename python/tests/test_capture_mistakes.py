@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from rematic.capture import CaptureError, UnknownValue, capture, capture_step
 from torch import Tensor, nn
+
+from rematic.capture import CaptureError, UnknownValue, capture, capture_step
 
 
 class Inner(nn.Module):
@@ -47,7 +48,12 @@ def test_an_operator_that_fails_on_meta_is_named() -> None:
 def test_shapes_that_do_not_fit_name_the_module() -> None:
     with pytest.raises(CaptureError) as error:
         capture(Outer(lambda x: x), torch.zeros(2, 7))
-    says(error, r"module `Outer\.inner\.linear`", r"test_capture_mistakes\.py:\d+: return self\.linear\(x\)", "2x7 and 8x8|7")
+    says(
+        error,
+        r"module `Outer\.inner\.linear`",
+        r"test_capture_mistakes\.py:\d+: return self\.linear\(x\)",
+        "2x7 and 8x8|7",
+    )
 
 
 def test_inputs_on_two_devices() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import memtracker
 import pytest
 import torch
+
+import memtracker
 from canonical import difference, timeline
 from models import DECODER, MODELS, causal, seed_transformer
 from rematic.capture import _loss_of, capture
@@ -29,10 +31,15 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, foreach=True)
 
 
+@functools.cache
+def captured(name: str) -> bytes:
+    model, args, kwargs = MODELS[name]("meta")
+    return capture(model, *args, **kwargs)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_peak_and_categories_equal_memtracker(name: str, stats: Stats) -> None:
-    model, args, kwargs = MODELS[name]("meta")
-    peak = stats(capture(model, *args, **kwargs), "--allocator", "cuda")["peak"]
+    peak = stats(captured(name), "--allocator", "cuda")["peak"]
     tracked, _ = memtracker.track(MODELS[name], "cuda", loss_of, adam)
     assert {category: peak[category] for category in CATEGORIES.values()} == {
         CATEGORIES[category]: size for category, size in tracked.items()
@@ -41,8 +48,7 @@ def test_peak_and_categories_equal_memtracker(name: str, stats: Stats) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_operator_equals_memtracker(name: str) -> None:
-    model, args, kwargs = MODELS[name]("meta")
-    document = json.loads(capture(model, *args, **kwargs))
+    document = json.loads(captured(name))
     _, tracked = memtracker.track(MODELS[name], "cuda", loss_of, adam, keeps_gradients=False)
     assert [(op, total) for op, _, total in timeline(document)] == tracked
 
@@ -61,8 +67,7 @@ def test_cpu_capture_equals_a_real_cpu_run(name: str) -> None:
 
 
 def test_mixture_assumes_an_even_spread() -> None:
-    model, args, kwargs = MODELS["mixtral"]("meta")
-    document = json.loads(capture(model, *args, **kwargs))
+    document = json.loads(captured("mixtral"))
     assert ["assumed", "routing assumed balanced"] in document["facts"]
 
 

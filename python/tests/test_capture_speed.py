@@ -13,9 +13,10 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from rematic._capture.routing import as_on
 from rematic.capture import capture
-from torch.utils._python_dispatch import TorchDispatchMode
 
 LLAMA_3_8B = {
     "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
@@ -54,8 +55,9 @@ def seconds(run: Any, times: int = 3) -> float:
 
 
 def test_llama_3_8b(monkeypatch: Any) -> None:
-    import memtracker
     import transformers.masking_utils
+
+    import memtracker
 
     model = llama(LLAMA_3_8B)
     tokens = torch.zeros(1, SEQ, dtype=torch.long, device="meta")

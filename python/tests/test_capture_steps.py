@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from canonical import timeline
-from rematic.capture import capture, capture_step
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from canonical import timeline
+from rematic.capture import capture, capture_step
 
 Stats = Callable[..., dict[str, Any]]
 WIDTH = 64
@@ -238,7 +239,9 @@ def test_sequence_output_is_held_by_the_loop() -> None:
     """The previous step's output lives until this step's forward is over."""
     document = json.loads(capture(Stack(), TOKENS))
     previous = [
-        row for row, (_, category, birth) in enumerate(document["storages"]) if category == "activation" and birth is None
+        row
+        for row, (_, category, birth) in enumerate(document["storages"])
+        if category == "activation" and birth is None
     ]
     assert [document["storages"][row][0] for row in previous] == [8 * 32 * 16 * 4]
     events = document["events"]

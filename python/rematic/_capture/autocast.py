@@ -21,9 +21,9 @@ Kernel = Callable[..., Any]
 # Which rule an operator follows; those that torch registers and that are not named here run in single precision.
 # From ATen/autocast_mode.h (CUDA) and ATen/autocast_mode.cpp (CPU).
 _LOWER_ON_BOTH = (
-    "_convolution.deprecated conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding conv_tbc conv_transpose1d "
-    "conv_transpose2d.input conv_transpose3d.input prelu addmm matmul mm linalg_vecdot linear addbmm baddbmm bmm "
-    "scaled_dot_product_attention"
+    "_convolution.deprecated conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding conv_tbc "
+    "conv_transpose1d conv_transpose2d.input conv_transpose3d.input prelu addmm matmul mm linalg_vecdot linear addbmm "
+    "baddbmm bmm scaled_dot_product_attention"
 )
 LOWER_PRECISION = {
     "cuda": frozenset(
@@ -145,8 +145,8 @@ class Autocast:
             return op._op_dk(key, *args, **kwargs) if routed is None else routed(*args, **kwargs)
 
         if name in SETS_DTYPE[self._device]:
-            arguments = [argument.name for argument in op._schema.arguments]
-            change = self._setting_dtype(arguments.index("dtype"), op._schema.arguments[arguments.index("dtype")].kwarg_only)
+            position = [argument.name for argument in op._schema.arguments].index("dtype")
+            change = self._setting_dtype(position, op._schema.arguments[position].kwarg_only)
         elif name in PROMOTES[self._device]:
             change = self._promoting
         elif name in LOWER_PRECISION[self._device]:

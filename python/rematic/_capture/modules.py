@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .recorder import Recorder, device_tensors
 from .trees import map_tensors
 
-_graph_task = torch._C._current_graph_task_id  # type: ignore[attr-defined]
+_graph_task = torch._C._current_graph_task_id
 
 
 class ModuleTree:

@@ -20,61 +20,29 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import CaptureError
+from .operators import (
+    ACROSS_DEVICES,
+    BACKWARD,
+    CATEGORIES,
+    CLONE,
+    DETACH,
+    DTYPES,
+    FLASH,
+    FLASH_DROPOUT,
+    FORWARD,
+    OPTIMIZER,
+    Facts,
+)
 from .shapes import Layout, Shapes
 from .trees import map_tensors, tensors_in
 from .values import Values
 
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-CATEGORIES = {FORWARD: "activation", BACKWARD: "temp", OPTIMIZER: "optimizer"}
-DTYPES = {
-    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
-    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
-    torch.uint64: "u64", torch.uint8: "u8", torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
-    # Types that have no name of their own in the format, by their width.
-    torch.uint32: "i32", torch.uint16: "i16", torch.complex32: "f32",
-    torch.float8_e4m3fn: "f8", torch.float8_e5m2: "f8", torch.float8_e4m3fnuz: "f8", torch.float8_e5m2fnuz: "f8",
-}  # fmt: skip
-
-_CLONE = torch.ops.aten.clone.default
-_DETACH = torch.ops.aten.detach.default
-# Random only if it drops weights; the other random operators are known by their tag.
-_FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
-_FLASH_DROPOUT = 3
-# They read on one device and write on another.
-_ACROSS_DEVICES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
-_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
-
-_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id  # type: ignore[attr-defined]
-_autograd_node: Callable[[], Any] = torch._C._current_autograd_node  # type: ignore[attr-defined]
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
-class _Facts:
-    """What is the same for every call of an operator."""
-
-    __slots__ = ("name", "flags", "mutated", "mutated_keywords", "recorded", "is_composite")
-
-    def __init__(self, func: Any, name: int) -> None:
-        self.name = name
-        self.recorded = func.namespace not in ("profiler", "prim", "prims")
-        self.is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-        self.flags: list[str] = []
-        # A backward kernel reads the seed that forward drew, whatever its tag says.
-        draws = torch.Tag.nondeterministic_seeded in func.tags and not func._opname.endswith("_backward")
-        if draws and func is not _FLASH:
-            self.flags.append("random")
-        if func.namespace in _COLLECTIVES:
-            self.flags.append("collective")
-        written = [
-            (position, argument)
-            for position, argument in enumerate(func._schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        self.mutated = [position for position, argument in written if not argument.kwarg_only]
-        self.mutated_keywords = [argument.name for _, argument in written]
-
-
-class _StorageRef(weakref.ref):  # type: ignore[type-arg]
+class _StorageRef(weakref.ref[Any]):
     """A weak reference to a storage that knows which row of the trace it is."""
 
     __slots__ = ("row", "address")
@@ -132,7 +100,7 @@ class Recorder(TorchDispatchMode):
         self.call_stack: list[int] = []
 
         self._layout_rows: dict[Layout, int] = {}
-        self._facts: dict[Any, _Facts] = {}
+        self._facts: dict[Any, Facts] = {}
         self._storages: dict[int, _StorageRef] = {}
         self._drops: dict[int, int] = {}
         self._quiet = False
@@ -248,7 +216,7 @@ class Recorder(TorchDispatchMode):
         if is_output:
             # Without hooks, autograd detaches an output that it saves.
             tensor_row = [row_id, self.layout(tensor)]
-            self._record(self._facts_of(_DETACH), ["view"], [tensor_row], [tensor_row], [])
+            self._record(self._facts_of(DETACH), ["view"], [tensor_row], [tensor_row], [])
         return saved
 
     def _hold(self, op: int, saved: _Saved) -> None:
@@ -325,11 +293,11 @@ class Recorder(TorchDispatchMode):
 
     # ---- operators ----
 
-    def _facts_of(self, func: Any) -> _Facts:
+    def _facts_of(self, func: Any) -> Facts:
         facts = self._facts.get(func)
         if facts is None:
             name = str(func).removeprefix("aten.")
-            facts = self._facts[func] = _Facts(func, len(self.names))
+            facts = self._facts[func] = Facts(func, len(self.names))
             self.names.append(name)
         return facts
 
@@ -388,7 +356,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._quiet or self._closed:
             return func(*args, **kwargs)
-        if func is _DETACH:
+        if func is DETACH:
             ref = self._storages.get(args[0].untyped_storage()._cdata)
             if type(ref) is _FreshRef and ref.detaches:
                 return self._detach_saved(ref, args[0])
@@ -407,7 +375,7 @@ class Recorder(TorchDispatchMode):
         self._describe(args, inputs)
         if kwargs:
             self._describe(kwargs.values(), inputs)
-        if self._strangers and self._natives and func not in _ACROSS_DEVICES:
+        if self._strangers and self._natives and func not in ACROSS_DEVICES:
             args, kwargs = map_tensors((args, kwargs), self.on_device)
             inputs.clear()
             self._describe((*args, *kwargs.values()), inputs)
@@ -424,23 +392,23 @@ class Recorder(TorchDispatchMode):
         results = out if isinstance(out, (tuple, list)) else (out,)
         on_host = self._describe_results(results, len(self.ops), CATEGORIES[self.phase()], outputs)
         flags = facts.flags
-        if func is _FLASH and len(args) > _FLASH_DROPOUT and args[_FLASH_DROPOUT] > 0:
+        if func is FLASH and len(args) > FLASH_DROPOUT and args[FLASH_DROPOUT] > 0:
             flags = ["random"]
         if not inputs and not outputs:
             flags = [*flags, "host"]
         elif outputs and not mutates and not on_host and known == len(self.storages):
             flags = [*flags, "view"]
-        self._record(facts, flags, inputs, outputs, mutates, args[0] if func is _CLONE else None)
+        self._record(facts, flags, inputs, outputs, mutates, args[0] if func is CLONE else None)
         self.running = outer
         return out
 
     def _detach_saved(self, ref: _FreshRef, tensor: Tensor) -> Tensor:
         """What a hook hands to autograd is detached; without hooks, only outputs are."""
         ref.detaches = False
-        out = _DETACH(tensor)
+        out = DETACH(tensor)
         if ref.is_output:
             row = [ref.row, self.layout(out)]
-            self._record(self._facts_of(_DETACH), ["view"], [row], [row], [])
+            self._record(self._facts_of(DETACH), ["view"], [row], [row], [])
         return out
 
     def phase(self) -> str:
@@ -453,7 +421,7 @@ class Recorder(TorchDispatchMode):
 
     def _record(
         self,
-        facts: _Facts,
+        facts: Facts,
         flags: list[str],
         inputs: list[list[int]],
         outputs: list[list[int]],

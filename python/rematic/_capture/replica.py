@@ -45,7 +45,7 @@ class Replica:
                 twin = torch.UntypedStorage(storage.nbytes(), device="meta")
                 self._storages[storage._cdata] = twin
             made = torch.empty(0, dtype=original.dtype, device="meta")
-            made.set_(twin, original.storage_offset(), original.size(), original.stride())  # type: ignore[call-overload]
+            made.set_(twin, original.storage_offset(), original.size(), original.stride())
         if isinstance(original, nn.Parameter):
             made = nn.Parameter(made, requires_grad=original.requires_grad)
             made.__dict__.update(original.__dict__)

@@ -37,10 +37,10 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     if isinstance(value, Mapping):
         if not any(True for _ in tensors_in(value)):
             return value
-        changed = copy.copy(value)
+        mapping: Any = copy.copy(value)
         for key, item in value.items():
-            changed[key] = map_tensors(item, change)  # type: ignore[index]
-        return changed
+            mapping[key] = map_tensors(item, change)
+        return mapping
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if not any(True for _ in tensors_in(value)):
             return value

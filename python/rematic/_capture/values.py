@@ -164,11 +164,13 @@ class Values(TorchDispatchMode):
             out._rematic_value = Value(compute, version + mutated)
             return
         whole = Value(compute, 0)
+
+        def part(position: int) -> Callable[[], Any]:
+            return lambda: whole.get(self)[position]
+
         for position, tensor in enumerate(tensors):
             if isinstance(tensor, Tensor) and _is_small(tensor):
-                tensor._rematic_value = Value(  # type: ignore[attr-defined]
-                    lambda position=position: whole.get(self)[position], version
-                )
+                tensor._rematic_value = Value(part(position), version)  # type: ignore[attr-defined]
 
     def _is_random(self, func: Any) -> bool:
         random = self._random.get(func)
@@ -229,7 +231,7 @@ def _read_masked_select(values: Values, func: Any, args: Any, kwargs: Any) -> An
 def _read_index(values: Values, func: Any, args: Any, kwargs: Any) -> Any:
     """Masks among the indices become positions, as in the kernel."""
     position = 1
-    indices = []
+    indices: list[Tensor | None] = []
     found = False
     for index in args[position]:
         if index is not None and index.is_meta and index.dtype in (torch.bool, torch.uint8):
