@@ -1,10 +1,10 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use rematic::{DocumentError, Fit, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Verdict};
-use rematic_plan::{Choice, PLAN_FORMAT, PLAN_VERSION};
+use rematic::{Fit, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Verdict};
+use rematic_plan::Choice;
 
 use crate::error::{exception, infeasible};
 use crate::option::{self, Patterns, TableOrPath, target};
@@ -97,7 +97,10 @@ impl Plan {
     /// Reads the text of a plan file.
     #[staticmethod]
     fn from_json(text: &str) -> PyResult<Self> {
-        Ok(Plan { document: parse(text).map_err(exception)?, text: None })
+        Ok(Plan {
+            document: PlanDocument::from_json(text.as_bytes(), Path::new("the plan")).map_err(exception)?,
+            text: None,
+        })
     }
 
     /// Writes the plan to a file.
@@ -208,22 +211,6 @@ impl Plan {
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
         Ok((py.get_type::<Plan>().getattr("from_json")?, (self.to_json()?,)))
     }
-}
-
-/// Reads a plan from its text; what it says about itself is looked at first.
-fn parse(text: &str) -> Result<PlanDocument, DocumentError> {
-    #[derive(serde::Deserialize)]
-    struct Header {
-        format: String,
-        version: u32,
-    }
-    let path = || PathBuf::from("the plan");
-    let syntax = |source| DocumentError::Syntax { path: path(), source };
-    let Header { format, version } = serde_json::from_str(text).map_err(syntax)?;
-    if format != PLAN_FORMAT || version == 0 || version > PLAN_VERSION {
-        return Err(DocumentError::Version { path: path(), format, version });
-    }
-    serde_json::from_str(text).map_err(syntax)
 }
 
 /// Finds what to drop and recompute so that the step fits a budget, at the least extra time.

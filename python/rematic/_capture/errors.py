@@ -1,0 +1,29 @@
+"""What goes wrong in a capture, told with the module, the operator and the line."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+import torch
+
+_LIBRARIES = (
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+)
+
+
+class CaptureError(RuntimeError):
+    """A model cannot be captured. The message says where, why, and what to do."""
+
+
+class UnknownValue(CaptureError):
+    """A model looks at the value of a tensor that has none here."""
+
+
+def user_line(error: BaseException) -> str | None:
+    """The innermost line outside torch and this package that led to the error, as `file:line: code`."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not os.path.abspath(frame.filename).startswith(_LIBRARIES):
+            return f"{frame.filename}:{frame.lineno}: {frame.line}"
+    return None

@@ -1,0 +1,167 @@
+"""The module tree of the trace, and the calls of its modules."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .recorder import Recorder, device_tensors
+from .trees import map_tensors
+
+_graph_task = torch._C._current_graph_task_id
+
+
+class ModuleTree:
+    """The modules of one model, with the storages of their parameters and buffers."""
+
+    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.row_of: dict[int, int] = {}
+        self.paths: list[str] = []
+        self._add(model, type(model).__name__, None, recorder)
+
+    def _add(self, module: nn.Module, name: str, parent: int | None, recorder: Recorder) -> None:
+        if id(module) in self.row_of:
+            return  # a module that stands in two places is listed where it is met first
+        index = self.row_of[id(module)] = len(self.rows)
+        row: dict[str, Any] = {"name": name, "class": type(module).__name__, "parent": parent}
+        self.paths.append(name if parent is None else f"{self.paths[parent]}.{name}")
+        for kind, category, tensors in (
+            ("parameters", "parameter", module._parameters),
+            ("buffers", "buffer", module._buffers),
+        ):
+            held = [
+                [key, recorder.storage_before_step(tensor, category), recorder.layout(tensor)]
+                for key, tensor in tensors.items()
+                if tensor is not None and tensor.is_meta
+            ]
+            if held:
+                row[kind] = held
+        self.rows.append(row)
+        for key, child in module._modules.items():
+            if child is not None:
+                self._add(child, key, index, recorder)
+
+
+class CallWatch:
+    """Notes when modules are called and return, and when the gradients of their outputs and inputs are there."""
+
+    def __init__(self, tree: ModuleTree, recorder: Recorder) -> None:
+        self._tree = tree
+        self._recorder = recorder
+        # Calls whose positional inputs need no gradient: their backward ends with the whole backward.
+        self._open_ended: list[int] = []
+        self._entered: dict[int, bool] = {}
+        self._callback_queued = False
+        self.first_exit: int | None = None
+        # The innermost module in which something failed.
+        self.failed: str | None = None
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While it is entered, the calls of all modules of the tree are noted."""
+        original = nn.Module.__call__
+        rows = self._tree.row_of
+        watch = self
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            row = rows.get(id(module))
+            # A forward that runs again during backward belongs to that backward.
+            if row is None or _graph_task() != -1:
+                return original(module, *args, **kwargs)
+            if not watch._recorder.call_stack:
+                args, kwargs = map_tensors((args, kwargs), watch._recorder.on_device)
+            number = watch._enter(row, args, kwargs)
+            try:
+                result = original(module, *args, **kwargs)
+            except Exception:
+                if watch.failed is None:
+                    watch.failed = watch._tree.paths[row]
+                raise
+            watch._exit(number, result)
+            return result
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    def _enter(self, row: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        inputs = device_tensors(args)
+        number = self._recorder.enter(row, inputs, device_tensors(kwargs) if kwargs else [])
+        events = self._recorder.events
+        last: list[int] = []
+
+        def arrived(_: Tensor) -> None:
+            # The last gradient counts, and only the engine knows which will be the last.
+            if last:
+                events[last.pop()] = None
+            last.append(len(events))
+            events.append({"exit_backward": number})
+            self._entered[number] = True
+
+        watched = [tensor for tensor in inputs if tensor.requires_grad]
+        for tensor in watched:
+            tensor.register_hook(arrived)
+        if not watched:
+            self._open_ended.append(number)
+        return number
+
+    def _exit(self, number: int, result: Any) -> None:
+        outputs = device_tensors(result)
+        recorder = self._recorder
+        recorder.exit(number, outputs)
+        if not recorder.call_stack and self.first_exit is None:
+            self.first_exit = len(recorder.events)
+
+        def arrived(_: Tensor) -> None:
+            if number not in self._entered:
+                self._entered[number] = False
+                recorder.events.append({"enter_backward": number})
+                if not self._callback_queued:
+                    self._callback_queued = True
+                    torch.autograd.Variable._execution_engine.queue_callback(self._backward_over)
+
+        for tensor in outputs:
+            if tensor.requires_grad:
+                tensor.register_hook(arrived)
+
+    def _backward_over(self) -> None:
+        self._callback_queued = False
+        missing = [number for number, left in self._entered.items() if not left and number not in self._open_ended]
+        for number in missing + self._open_ended[::-1]:
+            self._recorder.events.append({"exit_backward": number})
+            self._entered[number] = True
+        self._open_ended.clear()
+
+
+class GradientWatch:
+    """Notes when a parameter's gradient comes to be."""
+
+    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._rows: set[int] = set()
+        self.trained: set[int] = set()
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.is_leaf:
+                parameter.register_hook(self._arrived)
+                parameter.register_post_accumulate_grad_hook(self._accumulated)
+
+    def _arrived(self, gradient: Tensor) -> None:
+        if not gradient.is_meta or gradient.layout is not torch.strided:
+            return
+        row = self._recorder.row_of(gradient)
+        if row is not None:
+            self._rows.add(row)
+            self._recorder.recategorize(gradient, "gradient")
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        self.trained.add(id(parameter))
+        gradient = parameter.grad
+        if gradient is not None and self._recorder.row_of(gradient) not in self._rows:
+            self._arrived(gradient)

@@ -1,0 +1,52 @@
+"""What is known of operators beforehand: their phases, types and flags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+CATEGORIES = {FORWARD: "activation", BACKWARD: "temp", OPTIMIZER: "optimizer"}
+DTYPES = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
+    torch.uint64: "u64", torch.uint8: "u8", torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
+    # Types that have no name of their own in the format, by their width.
+    torch.uint32: "i32", torch.uint16: "i16", torch.complex32: "f32",
+    torch.float8_e4m3fn: "f8", torch.float8_e5m2: "f8", torch.float8_e4m3fnuz: "f8", torch.float8_e5m2fnuz: "f8",
+}  # fmt: skip
+
+CLONE = torch.ops.aten.clone.default
+DETACH = torch.ops.aten.detach.default
+# Random only if it drops weights; the other random operators are known by their tag.
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
+FLASH_DROPOUT = 3
+# They read on one device and write on another.
+ACROSS_DEVICES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
+
+
+class Facts:
+    """What is the same for every call of an operator."""
+
+    __slots__ = ("name", "flags", "mutated", "mutated_keywords", "recorded", "is_composite")
+
+    def __init__(self, func: Any, name: int) -> None:
+        self.name = name
+        self.recorded = func.namespace not in ("profiler", "prim", "prims")
+        self.is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        self.flags: list[str] = []
+        # A backward kernel reads the seed that forward drew, whatever its tag says.
+        draws = torch.Tag.nondeterministic_seeded in func.tags and not func._opname.endswith("_backward")
+        if draws and func is not FLASH:
+            self.flags.append("random")
+        if func.namespace in COLLECTIVES:
+            self.flags.append("collective")
+        written = [
+            (position, argument)
+            for position, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        self.mutated = [position for position, argument in written if not argument.kwarg_only]
+        self.mutated_keywords = [argument.name for _, argument in written]

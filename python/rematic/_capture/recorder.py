@@ -1,0 +1,505 @@
+"""Writes down one training step while it runs on the meta device.
+
+Three things are watched, each where it happens:
+
+* a dispatch mode sees every operator, with its inputs and outputs;
+* weak references to storages see when the last ordinary reference goes;
+* saved-tensor hooks see what autograd saves and lets go of. What they hand to autograd holds no memory: when backward
+  asks for a saved tensor it gets a fresh one of the same layout, which counts as the original's storage. So ordinary
+  lifetimes and autograd's holds are seen apart, in one pass.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .errors import CaptureError
+from .operators import (
+    ACROSS_DEVICES,
+    BACKWARD,
+    CATEGORIES,
+    CLONE,
+    DETACH,
+    DTYPES,
+    FLASH,
+    FLASH_DROPOUT,
+    FORWARD,
+    OPTIMIZER,
+    Facts,
+)
+from .shapes import Layout, Shapes
+from .trees import map_tensors, tensors_in
+from .values import Values
+
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_autograd_node: Callable[[], Any] = torch._C._current_autograd_node
+
+
+class _StorageRef(weakref.ref[Any]):
+    """A weak reference to a storage that knows which row of the trace it is."""
+
+    __slots__ = ("row", "address")
+    row: int
+    address: int
+
+
+class _FreshRef(_StorageRef):
+    """The same for the storage of a tensor that stands in for a saved one while backward reads it."""
+
+    __slots__ = ("op", "detaches", "is_output")
+    op: int
+    detaches: bool
+    is_output: bool
+
+
+class _Saved:
+    """What autograd holds in place of a saved tensor."""
+
+    __slots__ = ("recorder", "op", "row", "layout", "requires_grad", "is_output", "__weakref__")
+
+    def __init__(self, recorder: Recorder, op: int, row: int, layout: Layout, requires_grad: bool, is_output: bool):
+        self.recorder = recorder
+        self.op = op
+        self.row = row
+        self.layout = layout
+        self.requires_grad = requires_grad
+        self.is_output = is_output
+
+    def __del__(self) -> None:
+        self.recorder._let_go(self)
+
+
+class Recorder(TorchDispatchMode):
+    """The dispatch mode. Its lists are the tables of the trace format."""
+
+    def __init__(self, counts_host: bool = False) -> None:
+        super().__init__()
+        # Whether real tensors, on the CPU, lie in the same memory as those of the step.
+        self._counts_host = counts_host
+        # Numbers read inside a module or the optimizer steer the step; elsewhere they are logged.
+        self.values = Values(lambda: bool(self.call_stack) or self.in_optimizer)
+        self._shapes = Shapes(self.values.run)
+        self.names: list[str] = []
+        self.layouts: list[list[Any]] = []
+        self.calls: list[dict[str, Any]] = []
+        self.storages: list[list[Any]] = []
+        self.ops: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any] | None] = []
+        # The optimizer steps; and it has, and no forward has begun since.
+        self.in_optimizer = False
+        self.after_optimizer = False
+        # What the operator that runs now is, for errors.
+        self.running: Any = None
+        self.call_stack: list[int] = []
+
+        self._layout_rows: dict[Layout, int] = {}
+        self._facts: dict[Any, Facts] = {}
+        self._storages: dict[int, _StorageRef] = {}
+        self._drops: dict[int, int] = {}
+        self._quiet = False
+
+        self._first_number = _sequence_number()
+        self._numbered = self._first_number
+        self._op_of_number: dict[int, int] = {}
+        self._waiting: dict[int, list[weakref.ref[_Saved]]] = {}
+        self._holds: dict[int, int] = {}
+        self._reads: dict[int, int] = {}
+        self._returned: int | None = None
+        self._returns: dict[int, int] = {}
+        self._mutating_before = False
+        self._deferred: int | None = None
+        self._closed = False
+
+        # Whether tensors of the step, and real ones, are among an operator's arguments; and what makes tensors on the
+        # device for real ones.
+        self._natives = self._strangers = False
+        self.stand_in: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+    # ---- tensors ----
+
+    def layout(self, tensor: Tensor) -> int:
+        """The row of the tensor's layout."""
+        key = (tensor.dtype, tensor.shape, tensor.stride())
+        row = self._layout_rows.get(key)
+        return self._add_layout(key) if row is None else row
+
+    def _add_layout(self, key: Layout) -> int:
+        row = self._layout_rows[key] = len(self.layouts)
+        dtype, shape, strides = key
+        self.layouts.append([DTYPES.get(dtype, f"{dtype}"), list(shape), list(strides)])
+        return row
+
+    def storage_before_step(self, tensor: Tensor, category: str) -> int:
+        """The row of the storage of a tensor that exists before the step."""
+        storage = tensor.untyped_storage()
+        ref = self._storages.get(storage._cdata)
+        return self._add_storage(storage, category, None) if ref is None else ref.row
+
+    def add_previous(self, size: int) -> int:
+        """A storage that the previous step has left."""
+        self.storages.append([size, "activation", None])
+        return len(self.storages) - 1
+
+    def _add_storage(self, storage: torch.UntypedStorage, category: str, birth: int | None) -> int:
+        row = len(self.storages)
+        self.storages.append([storage.nbytes(), category, birth])
+        self._watch(_StorageRef(storage, self._dropped), storage, row)
+        return row
+
+    def _watch(self, ref: _StorageRef, storage: torch.UntypedStorage, row: int) -> None:
+        ref.row = row
+        ref.address = storage._cdata
+        self._storages[ref.address] = ref
+
+    def row_of(self, tensor: Tensor) -> int | None:
+        """The row of a tensor's storage, if the trace knows it."""
+        ref = self._storages.get(tensor.untyped_storage()._cdata)
+        return None if ref is None else ref.row
+
+    def is_alive(self, row: int) -> bool:
+        """Whether an ordinary reference to the storage is left."""
+        return row not in self._drops
+
+    def _dropped(self, ref: _StorageRef) -> None:
+        del self._storages[ref.address]
+        self._drop(ref.row)
+
+    def _drop(self, row: int) -> None:
+        if not self._closed:
+            self._drops[row] = len(self.events)
+            self.events.append({"drop": row})
+
+    def _fresh_dropped(self, ref: _FreshRef) -> None:
+        del self._storages[ref.address]
+        op, row = ref.op, ref.row
+        self._reads[op] -= 1
+        if op not in self._holds:
+            # Somebody kept what autograd has let go of: an ordinary reference after all.
+            earlier = self._drops.pop(row, None)
+            if earlier is not None:
+                self.events[earlier] = None
+                self._drop(row)
+        elif not self._reads[op]:
+            self._returned = op
+
+    # ---- autograd ----
+
+    def pack(self, tensor: Tensor) -> Any:
+        """Autograd saves a tensor."""
+        if not tensor.is_meta or self._closed:
+            return tensor
+        number = _sequence_number() - 1 if self._deferred is None else self._deferred
+        row = self._storages.get(tensor.untyped_storage()._cdata)
+        if row is None:
+            row_id = self.storage_before_step(tensor, "other")
+        else:
+            row_id = row.row
+        layout = (tensor.dtype, tensor.shape, tensor.stride())
+        op = self._op_of_number.get(number)
+        requires_grad = tensor.requires_grad
+        if op is None:
+            saved = _Saved(self, -1, row_id, layout, requires_grad, False)
+            self._waiting.setdefault(number, []).append(weakref.ref(saved))
+            return saved
+        node = tensor.grad_fn if requires_grad else None
+        is_output = node is not None and node._sequence_nr() == number
+        del node
+        saved = _Saved(self, op, row_id, layout, requires_grad, is_output)
+        self._hold(op, saved)
+        if is_output:
+            # Without hooks, autograd detaches an output that it saves.
+            tensor_row = [row_id, self.layout(tensor)]
+            self._record(self._facts_of(DETACH), ["view"], [tensor_row], [tensor_row], [])
+        return saved
+
+    def _hold(self, op: int, saved: _Saved) -> None:
+        saved.op = op
+        self._holds[op] = self._holds.get(op, 0) + 1
+        row = self._layout_rows.get(saved.layout)
+        row = self._add_layout(saved.layout) if row is None else row
+        self.ops[op].setdefault("saves", []).append([saved.row, row])
+
+    def _let_go(self, saved: _Saved) -> None:
+        op = saved.op
+        if op < 0 or self._closed:
+            return
+        left = self._holds[op] - 1
+        if left:
+            self._holds[op] = left
+            return
+        del self._holds[op]
+        if self._returned == op:
+            self._returned = None
+        self.events.append({"unsave": op})
+
+    def unpack(self, saved: Any) -> Tensor:
+        """Backward reads a saved tensor."""
+        if not isinstance(saved, _Saved):
+            return saved
+        dtype, shape, strides = saved.layout
+        self._quiet = True
+        try:
+            fresh = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        finally:
+            self._quiet = False
+        storage = fresh.untyped_storage()
+        ref = _FreshRef(storage, self._fresh_dropped)
+        ref.op = saved.op
+        ref.detaches = saved.requires_grad
+        ref.is_output = saved.is_output
+        self._watch(ref, storage, saved.row)
+        self._reads[saved.op] = self._reads.get(saved.op, 0) + 1
+        if self._returned == saved.op:
+            self._returned = None
+        early = self._returns.pop(saved.op, None)
+        if early is not None:
+            self.events[early] = None
+        return fresh
+
+    def _number(self, op: int, mutating: bool, clones: Tensor | None) -> None:
+        """Ties the graph's nodes that were made since the last operator to this one."""
+        number = _sequence_number()
+        first = self._numbered
+        if self._deferred is not None:
+            self._tie(self._deferred, op)
+            self._deferred = None
+        if number > first:
+            if self._mutating_before and number - first > 1:
+                # Writing into a view makes a second node, after the operator has run.
+                self._tie(first, op - 1)
+                first += 1
+            if clones is not None and number - first > (clones.requires_grad and torch.is_grad_enabled()):
+                # What an operator overwrites is copied before it runs, if its backward needs it.
+                self._deferred = first
+                first += 1
+            for made in range(first, number):
+                self._tie(made, op)
+            self._numbered = number
+        self._mutating_before = mutating
+
+    def _tie(self, number: int, op: int) -> None:
+        self._op_of_number[number] = op
+        for waiting in self._waiting.pop(number, ()):
+            saved = waiting()
+            if saved is not None:
+                self._hold(op, saved)
+
+    # ---- operators ----
+
+    def _facts_of(self, func: Any) -> Facts:
+        facts = self._facts.get(func)
+        if facts is None:
+            name = str(func).removeprefix("aten.")
+            facts = self._facts[func] = Facts(func, len(self.names))
+            self.names.append(name)
+        return facts
+
+    def _describe(self, value: Any, rows: list[list[int]]) -> None:
+        """Adds the tensors on the device among some arguments."""
+        for item in value:
+            if isinstance(item, Tensor):
+                if item.is_meta:
+                    self._natives = True
+                elif item.dim():
+                    self._strangers = True
+                if item.is_meta or self._counts_host:
+                    storage = item.untyped_storage()
+                    ref = self._storages.get(storage._cdata)
+                    row = self._add_storage(storage, "other", None) if ref is None else ref.row
+                    key = (item.dtype, item.shape, item.stride())
+                    layout = self._layout_rows.get(key)
+                    rows.append([row, self._add_layout(key) if layout is None else layout])
+            elif isinstance(item, (list, tuple)):
+                self._describe(item, rows)
+
+    def _describe_results(self, results: Any, op: int, category: str, rows: list[list[int]]) -> bool:
+        """Adds the tensors on the device among an operator's results; says whether any is on the host."""
+        on_host = False
+        for result in results:
+            if isinstance(result, Tensor):
+                if not result.is_meta and not self._counts_host:
+                    on_host = True
+                    continue
+                if result.layout is not torch.strided:
+                    raise CaptureError(
+                        f"`{self.running}` makes a tensor with layout {result.layout}, whose memory cannot be "
+                        "followed; use dense tensors (for embeddings: sparse=False)"
+                    )
+                storage = result.untyped_storage()
+                ref = self._storages.get(storage._cdata)
+                row = self._add_storage(storage, category, op) if ref is None else ref.row
+                key = (result.dtype, result.shape, result.stride())
+                layout = self._layout_rows.get(key)
+                rows.append([row, self._add_layout(key) if layout is None else layout])
+            elif isinstance(result, (tuple, list)):
+                on_host |= self._describe_results(result, op, category, rows)
+        return on_host
+
+    def on_device(self, tensor: Tensor) -> Tensor:
+        """For a real tensor among those of the step (a batch that the step's function holds): one on the device."""
+        if tensor.is_meta or not tensor.dim():
+            return tensor
+        self._quiet = True
+        try:
+            return self.stand_in(tensor)
+        finally:
+            self._quiet = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._quiet or self._closed:
+            return func(*args, **kwargs)
+        if func is DETACH:
+            ref = self._storages.get(args[0].untyped_storage()._cdata)
+            if type(ref) is _FreshRef and ref.detaches:
+                return self._detach_saved(ref, args[0])
+        facts = self._facts.get(func)
+        if facts is None:
+            facts = self._facts_of(func)
+        if not facts.recorded:
+            return func(*args, **kwargs)
+        if facts.is_composite and torch.is_inference_mode_enabled():
+            # Elsewhere autograd takes it apart before it comes here.
+            with self:
+                return func.decompose(*args, **kwargs)
+        outer, self.running = self.running, func
+        self._natives = self._strangers = False
+        inputs: list[list[int]] = []
+        self._describe(args, inputs)
+        if kwargs:
+            self._describe(kwargs.values(), inputs)
+        if self._strangers and self._natives and func not in ACROSS_DEVICES:
+            args, kwargs = map_tensors((args, kwargs), self.on_device)
+            inputs.clear()
+            self._describe((*args, *kwargs.values()), inputs)
+        out = self._shapes.run(func, args, kwargs, inputs)
+
+        mutates: list[int] = []
+        if facts.mutated_keywords:
+            written: list[list[int]] = []
+            self._describe([args[position] for position in facts.mutated if position < len(args)], written)
+            self._describe([kwargs[name] for name in facts.mutated_keywords if name in kwargs], written)
+            mutates = [row for row, _ in written]
+        outputs: list[list[int]] = []
+        known = len(self.storages)
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        on_host = self._describe_results(results, len(self.ops), CATEGORIES[self.phase()], outputs)
+        flags = facts.flags
+        if func is FLASH and len(args) > FLASH_DROPOUT and args[FLASH_DROPOUT] > 0:
+            flags = ["random"]
+        if not inputs and not outputs:
+            flags = [*flags, "host"]
+        elif outputs and not mutates and not on_host and known == len(self.storages):
+            flags = [*flags, "view"]
+        self._record(facts, flags, inputs, outputs, mutates, args[0] if func is CLONE else None)
+        self.running = outer
+        return out
+
+    def _detach_saved(self, ref: _FreshRef, tensor: Tensor) -> Tensor:
+        """What a hook hands to autograd is detached; without hooks, only outputs are."""
+        ref.detaches = False
+        out = DETACH(tensor)
+        if ref.is_output:
+            row = [ref.row, self.layout(out)]
+            self._record(self._facts_of(DETACH), ["view"], [row], [row], [])
+        return out
+
+    def phase(self) -> str:
+        """The phase that an operator would belong to now."""
+        if self.in_optimizer:
+            return OPTIMIZER
+        if _graph_task() != -1:
+            return BACKWARD
+        return OPTIMIZER if self.after_optimizer else FORWARD
+
+    def _record(
+        self,
+        facts: Facts,
+        flags: list[str],
+        inputs: list[list[int]],
+        outputs: list[list[int]],
+        mutates: list[int],
+        clones: Tensor | None = None,
+    ) -> None:
+        op = len(self.ops)
+        phase = self.phase()
+        row: dict[str, Any] = {"name": facts.name, "phase": phase}
+        differentiates: int | None = None
+        if phase is FORWARD:
+            if self.call_stack:
+                row["call"] = self.call_stack[-1]
+        elif phase is BACKWARD:
+            node = _autograd_node()
+            if node is not None:
+                differentiates = self._op_of_number.get(node._sequence_nr())
+                if differentiates is not None:
+                    call = self.ops[differentiates].get("call")
+                    if call is not None:
+                        row["call"] = call
+                    row["differentiates"] = differentiates
+        if flags:
+            row["flags"] = flags
+        if mutates:
+            row["mutates"] = mutates
+        if inputs:
+            row["inputs"] = inputs
+        if outputs:
+            row["outputs"] = outputs
+        returned = self._returned
+        if returned is not None:
+            self._returned = None
+            if differentiates == returned:
+                self._returns[returned] = len(self.events)
+                self.events.append({"return": returned})
+        self.ops.append(row)
+        self.events.append({"op": op})
+        self._number(op, bool(mutates), clones)
+
+    def close(self) -> None:
+        """The step is over; what goes from now on is not part of it."""
+        self._closed = True
+
+    # ---- module calls ----
+
+    def enter(self, module: int, inputs: list[Tensor], keywords: list[Tensor]) -> int:
+        """A module's forward begins."""
+        self.after_optimizer = False
+        call = len(self.calls)
+        row: dict[str, Any] = {"module": module}
+        if inputs:
+            row["inputs"] = [self._row_or_add(tensor) for tensor in inputs]
+        if keywords:
+            row["keywords"] = [self._row_or_add(tensor) for tensor in keywords]
+        self.calls.append(row)
+        self.events.append({"enter": call})
+        self.call_stack.append(call)
+        return call
+
+    def _row_or_add(self, tensor: Tensor) -> int:
+        row = self.row_of(tensor)
+        return self.storage_before_step(tensor, "other") if row is None else row
+
+    def exit(self, call: int, outputs: list[Tensor]) -> None:
+        """It returns."""
+        self.call_stack.pop()
+        if outputs:
+            self.calls[call]["outputs"] = [self._row_or_add(tensor) for tensor in outputs]
+        self.events.append({"exit": call})
+
+    def recategorize(self, tensor: Tensor, category: str) -> None:
+        """From now on the tensor's storage counts as another category."""
+        row = self.row_of(tensor)
+        if row is not None and not self._closed:
+            self.events.append({"recategorize": [row, category]})
+
+
+def device_tensors(value: Any) -> list[Tensor]:
+    """The tensors on the device in a nested value."""
+    return [tensor for tensor in tensors_in(value) if tensor.is_meta]

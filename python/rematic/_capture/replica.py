@@ -1,0 +1,117 @@
+"""Copies of a model, its inputs and its optimizer on the meta device. No weight is copied, and nothing of the user's
+is changed."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import CaptureError
+from .trees import map_tensors, tensors_in
+
+# Integers up to this many elements keep their values, for models that look at them.
+MAX_VALUES = 1 << 22
+
+
+class Replica:
+    """Tensors on the meta device that stand for the user's: one for each tensor, one storage for each storage."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        # Holds the user's tensors, so that no address is used again while this lives.
+        self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
+        self.values: list[tuple[Tensor, Tensor]] = []
+
+    def tensor(self, original: Tensor) -> Tensor:
+        """The tensor that stands for this one."""
+        known = self._tensors.get(id(original))
+        if known is not None:
+            return known[1]
+        if type(original) not in (Tensor, nn.Parameter, nn.Buffer) and hasattr(original, "__tensor_flatten__"):
+            raise CaptureError(
+                f"A tensor of type {type(original).__name__} cannot be captured; capture the model before it is "
+                "sharded, quantized or otherwise wrapped"
+            )
+        if original.layout is not torch.strided:
+            raise CaptureError(f"A tensor with layout {original.layout} cannot be captured; make it dense")
+        storage = original.untyped_storage()
+        with torch.no_grad():
+            twin = self._storages.get(storage._cdata)
+            if twin is None:
+                twin = torch.UntypedStorage(storage.nbytes(), device="meta")
+                self._storages[storage._cdata] = twin
+            made = torch.empty(0, dtype=original.dtype, device="meta")
+            made.set_(twin, original.storage_offset(), original.size(), original.stride())
+        if isinstance(original, nn.Parameter):
+            made = nn.Parameter(made, requires_grad=original.requires_grad)
+            made.__dict__.update(original.__dict__)
+        else:
+            made.requires_grad_(original.requires_grad)
+        self._tensors[id(original)] = (original, made)
+        if not original.is_meta and not original.is_floating_point() and original.numel() <= MAX_VALUES:
+            self.values.append((made, original.detach()))
+        return made
+
+    def model(self, model: nn.Module) -> nn.Module:
+        """A copy of the model's structure."""
+        memo: dict[int, Any] = {}
+        for module in model.modules():
+            for tensors in (module._parameters, module._buffers, module.__dict__):
+                for tensor in tensors_in({k: v for k, v in tensors.items() if not k.startswith("_modules")}):
+                    memo[id(tensor)] = self.tensor(tensor)
+                    if tensor.grad is not None:
+                        memo[id(tensor.grad)] = None
+        try:
+            copied = copy.deepcopy(model, memo)
+        except Exception as error:
+            raise CaptureError(
+                f"The structure of {type(model).__name__} cannot be copied ({type(error).__name__}: {error}); "
+                "capture works on a copy, so that the model itself stays as it is: make the object that fails "
+                "deep-copyable, or build the model anew without it"
+            ) from error
+        for module in copied.modules():
+            module._compiled_call_impl = None
+        return copied
+
+    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call."""
+        devices: dict[str, str] = {}
+        named = [(f"argument {position}", value) for position, value in enumerate(args)] + list(kwargs.items())
+        for name, value in named:
+            for tensor in tensors_in(value):
+                if tensor.dim() > 0:
+                    devices.setdefault(str(tensor.device), name)
+        if len(devices) > 1:
+            where = ", ".join(f"{name} on {device}" for device, name in devices.items())
+            raise CaptureError(f"The inputs lie on {len(devices)} devices ({where}); move them to one of them")
+        return map_tensors(args, self.tensor), map_tensors(kwargs, self.tensor)
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """An optimizer of the same class, with the same settings, over the parameters that stand for its own."""
+        made = copy.copy(optimizer)
+        # A scheduler puts a `step` on the optimizer that is bound to it.
+        made.__dict__ = {key: value for key, value in optimizer.__dict__.items() if key not in ("step", "zero_grad")}
+        made.state = defaultdict(dict)
+        # Hooks of its own, for the copy is watched.
+        made._optimizer_step_pre_hooks = OrderedDict(optimizer._optimizer_step_pre_hooks)
+        made._optimizer_step_post_hooks = OrderedDict(optimizer._optimizer_step_post_hooks)
+        made.param_groups = []
+        for group in optimizer.param_groups:
+            unknown = [parameter for parameter in group["params"] if id(parameter) not in self._tensors]
+            if unknown:
+                shapes = ", ".join(str(tuple(parameter.shape)) for parameter in unknown[:3])
+                raise CaptureError(
+                    f"The optimizer has {len(unknown)} parameters that are not the model's (shapes {shapes}); "
+                    "give the optimizer of this model"
+                )
+            settings = {
+                key: map_tensors(value, lambda tensor: tensor.detach().clone())
+                for key, value in group.items()
+                if key != "params"
+            }
+            made.param_groups.append({"params": [self.tensor(parameter) for parameter in group["params"]], **settings})
+        return made

@@ -1,0 +1,126 @@
+"""What operators return on the meta device, remembered.
+
+Most meta kernels are written in Python and slow, and a model runs the same operators on the same shapes in every layer.
+What a kernel makes depends on nothing but the layouts of its tensors and its other arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .trees import tensors_in
+from .values import MAX_FLOATS, READERS
+
+Layout = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+
+_SAME = object()
+
+
+class Shapes:
+    """Runs operators, and makes the outputs of those that have run before without running them."""
+
+    def __init__(self, run: Callable[[Any, Any, Any], Any]) -> None:
+        self._run = run
+        self._known: dict[Any, Any] = {}
+        self._kinds: dict[Any, int] = {}
+
+    def run(self, func: Any, args: Any, kwargs: Any, layouts: list[list[int]]) -> Any:
+        """The operator's result. `layouts` are the rows of its tensors with those of their layouts."""
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = _kind(func)
+        if kind == _OVERWRITES_LIST and layouts:
+            # Nothing but values changes, and the kernel would visit every tensor to find that out.
+            return None
+        if kind == _PLAIN and layouts:
+            key = (func, tuple([layout for _, layout in layouts]), _frozen(args), _frozen(kwargs) if kwargs else None)
+            known = self._known.get(key)
+            if known is None:
+                out = self._run(func, args, kwargs)
+                self._known[key] = _made(out, args, kwargs)
+                return out
+            if known is not False:
+                if type(known) is tuple:
+                    return _make(known)
+                return args[0] if known is _SAME else [_make(each) for each in known]
+        return self._run(func, args, kwargs)
+
+
+_PLAIN, _OVERWRITES_LIST, _OTHER = range(3)
+
+
+class ListKernels(TorchDispatchMode):
+    """Skips kernels that overwrite lists of tensors without data: optimizers', some of which have no meta kernel."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _kind(func) == _OVERWRITES_LIST and args and args[0] and args[0][0].is_meta:
+            return None
+        return func(*args, **(kwargs or {}))
+
+
+def _kind(func: Any) -> int:
+    schema = func._schema
+    name = func._opname
+    if func in READERS or torch.Tag.out in func.tags:
+        return _OTHER
+    if schema.is_mutable:
+        if name.startswith(("_foreach_", "_fused_")) and not schema.returns:
+            return _OVERWRITES_LIST
+        return _PLAIN if torch.Tag.inplace in func.tags and len(schema.returns) == 1 else _OTHER
+    if any(returned.alias_info is not None for returned in schema.returns) or func.namespace != "aten":
+        return _OTHER
+    return _PLAIN
+
+
+def _frozen(value: Any) -> Any:
+    """The arguments but tensors, as a key. Numbers go with their types: 1, 1.0 and True are equal."""
+    if isinstance(value, Tensor):
+        return Tensor if value.is_meta else (id(value), object())
+    if isinstance(value, (list, tuple)):
+        return tuple([_frozen(item) for item in value])
+    if isinstance(value, dict):
+        return tuple([(key, _frozen(item)) for key, item in value.items()])
+    return (type(value), value)
+
+
+def _made(out: Any, args: Any, kwargs: Any) -> Any:
+    """How to make the outputs again, or False if that is not enough."""
+    if isinstance(out, Tensor) and args and out is args[0]:
+        return _SAME if out.is_floating_point() and out.numel() > MAX_FLOATS else False
+    outputs = [out] if isinstance(out, Tensor) else out
+    if not isinstance(outputs, (tuple, list)) or not outputs or not all(isinstance(item, Tensor) for item in outputs):
+        return False
+    layouts = [_layout(item) for item in outputs]
+    if not all(layouts):
+        return False
+    # Not every view says so in its schema.
+    taken = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
+    made = {item.untyped_storage()._cdata for item in outputs}
+    if len(made) < len(outputs) or taken & made:
+        return False
+    return layouts if isinstance(out, (tuple, list)) else layouts[0]
+
+
+def _layout(tensor: Tensor) -> Any:
+    """A tensor that fills its own storage, and whose value nobody will ask for."""
+    whole = (
+        tensor.is_meta
+        and tensor.layout is torch.strided
+        and tensor.is_floating_point()
+        and tensor.numel() > MAX_FLOATS
+        and tensor._base is None
+        and tensor.storage_offset() == 0
+    )
+    if not whole:
+        return False
+    return (tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _make(layout: Any) -> Tensor:
+    shape, strides, dtype = layout
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")

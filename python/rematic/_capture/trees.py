@@ -1,0 +1,51 @@
+"""Tensors in nested arguments and results: tuples, lists, dictionaries, data classes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a nested value, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name, None))
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A copy of a nested value with every tensor changed. What holds no tensor stays the same object."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        items = [map_tensors(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, list):
+        return [map_tensors(item, change) for item in value]
+    if isinstance(value, Mapping):
+        if not any(True for _ in tensors_in(value)):
+            return value
+        mapping: Any = copy.copy(value)
+        for key, item in value.items():
+            mapping[key] = map_tensors(item, change)
+        return mapping
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if not any(True for _ in tensors_in(value)):
+            return value
+        changed = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(changed, field.name, map_tensors(getattr(value, field.name, None), change))
+        return changed
+    return value

@@ -1,0 +1,319 @@
+"""Capture: one training step of a PyTorch model, without a GPU and without its memory.
+
+The model's structure is copied to the meta device, where tensors have shapes but no data, and one step runs there with
+PyTorch's own autograd, on the operators that the target device would run. What comes out is the trace document of
+`docs/trace-format.md`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._capture.devices import Elsewhere
+from ._capture.errors import CaptureError, UnknownValue, user_line
+from ._capture.modules import CallWatch, GradientWatch, ModuleTree
+from ._capture.recorder import Recorder
+from ._capture.replica import Replica
+from ._capture.routing import DEVICES, as_on
+from ._capture.shapes import ListKernels
+from ._capture.trees import tensors_in
+
+__all__ = ["CaptureError", "UnknownValue", "capture", "capture_step"]
+
+OptimizerChoice = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | bool | None
+DEFAULT_LEARNING_RATE = 1e-3
+
+
+def capture(
+    model: nn.Module,
+    *args: Any,
+    loss: Callable[[Any], Tensor] | None = None,
+    optimizer: OptimizerChoice = None,
+    device: str = "cuda",
+    **kwargs: Any,
+) -> bytes:
+    """Captures one training step of `model(*args, **kwargs)` in steady state, as a trace document.
+
+    `loss` takes the model's output and gives a scalar; by default it is the output's own `loss` if it has one, and
+    otherwise the sum of its first tensor that needs a gradient. `optimizer` is an optimizer of this model, or a
+    function from parameters to one, or False for none; by default Adam. `device` says whose operators run: "cuda" or
+    "cpu".
+
+    The step is `output = model(...)`, `loss(output).backward()`, `optimizer.step()`, `optimizer.zero_grad()`. The
+    loop's variable holds the output, so the previous step's lives until this one's forward is over.
+    """
+
+    def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
+        output = copied(*inputs[0], **inputs[1])
+        _loss_of(output, loss).backward()
+        if stepper is not None:
+            stepper.step()
+            stepper.zero_grad()
+        else:
+            copied.zero_grad()
+        return output
+
+    return _run(step, model, optimizer, device, (args, kwargs))
+
+
+def capture_step(
+    fn: Callable[[nn.Module, Any], Any],
+    model: nn.Module,
+    optimizer: OptimizerChoice = None,
+    *,
+    device: str = "cuda",
+) -> bytes:
+    """Captures one call of a training-step function: `fn(model, optimizer)` is called with copies on the meta device.
+
+    What `fn` returns counts as held by the training loop until the next step's forward is over.
+    """
+
+    def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
+        return fn(copied, stepper)
+
+    return _run(step, model, optimizer, device, ((), {}))
+
+
+def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
+    if loss is not None:
+        value = loss(output)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise CaptureError(
+                f"`loss` must give a tensor with one element, but gave {found}; reduce it, as by .mean()"
+            )
+    else:
+        given = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        if isinstance(given, Tensor):
+            value = given
+        else:
+            differentiable = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+            if not differentiable:
+                raise CaptureError(
+                    "Nothing that the model returns needs a gradient, so there is no backward to capture; "
+                    "check requires_grad of its parameters, torch.no_grad, and detach"
+                )
+            value = differentiable[0] if differentiable[0].dim() == 0 else differentiable[0].sum()
+    if not value.requires_grad:
+        raise CaptureError(
+            "The loss needs no gradient, so there is no backward to capture; "
+            "check requires_grad of the model's parameters, torch.no_grad, and detach"
+        )
+    return value
+
+
+def _run(
+    step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any],
+    model: nn.Module,
+    optimizer: OptimizerChoice,
+    device: str,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+) -> bytes:
+    kind = str(device).split(":")[0]
+    if kind not in DEVICES:
+        raise CaptureError(f"Operators of device `{device}` are not known; take {' or '.join(sorted(DEVICES))}")
+    untrained: frozenset[int] = frozenset()
+    while True:
+        attempt = _Attempt(model, optimizer, kind, inputs, untrained)
+        document = attempt.run(step)
+        if attempt.untrained <= untrained:
+            return json.dumps(document, separators=(",", ":")).encode()
+        # Optimizers make no state for parameters that never get a gradient. Which those are is known now.
+        untrained = untrained | attempt.untrained
+
+
+class _Attempt:
+    """One run of the step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerChoice,
+        device: str,
+        inputs: tuple[tuple[Any, ...], dict[str, Any]],
+        untrained: frozenset[int],
+    ) -> None:
+        self.device = device
+        model = getattr(model, "_orig_mod", model)
+        self.replica = Replica()
+        self.model = self.replica.model(model)
+        self.inputs = self.replica.inputs(*inputs)
+        with as_on(device):
+            self.optimizer = self._optimizer(optimizer)
+        self.before = untrained
+        self.untrained: frozenset[int] = frozenset()
+
+    def _optimizer(self, choice: OptimizerChoice) -> torch.optim.Optimizer | None:
+        if choice is False:
+            return None
+        if isinstance(choice, torch.optim.Optimizer):
+            return self.replica.optimizer(choice)
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if not parameters:
+            return None
+        if callable(choice):
+            return choice(parameters)
+        return torch.optim.Adam(parameters, lr=DEFAULT_LEARNING_RATE, foreach=self.device == "cuda" or None)
+
+    def _make_optimizer_state(self) -> None:
+        """As the first steps of training do: gradients come, and the optimizer makes its state for them."""
+        if self.optimizer is None:
+            return
+        position = 0
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and position not in self.before:
+                    parameter.grad = torch.empty_like(parameter)
+                position += 1
+        try:
+            with ListKernels():
+                self.optimizer.step()
+        except Exception as error:
+            raise CaptureError(
+                f"{type(self.optimizer).__name__} cannot take its first step on the meta device "
+                f"({type(error).__name__}: {error}); take another optimizer, or optimizer=False to leave it out"
+            ) from error
+        self.optimizer.zero_grad()
+
+    def run(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any]) -> dict[str, Any]:
+        recorder = Recorder(counts_host=self.device == "cpu")
+        recorder.stand_in = self.replica.tensor
+        with _no_collection(), as_on(self.device):
+            self._make_optimizer_state()
+            tree = ModuleTree(self.model, recorder)
+            for tensor in tensors_in(self.inputs):
+                if tensor.is_meta:
+                    recorder.storage_before_step(tensor, "other")
+            if self.optimizer is not None:
+                for state in self.optimizer.state.values():
+                    for tensor in tensors_in(state):
+                        if tensor.is_meta or self.device == "cpu":
+                            recorder.storage_before_step(tensor, "optimizer")
+                self._watch_optimizer(self.optimizer, recorder)
+            calls = CallWatch(tree, recorder)
+            gradients = GradientWatch(self.model, recorder)
+            hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
+            for tensor, value in self.replica.values:
+                recorder.values.know(tensor, value)
+            try:
+                with calls.watching(), hooks, _eagerly(), self._elsewhere(), recorder:
+                    output = step(self.model, self.optimizer, self.inputs)
+            except UnknownValue as error:
+                raise _unknown_value(error, calls) from error
+            except CaptureError:
+                raise
+            except Exception as error:
+                raise _explained(error, recorder, calls) from error
+            recorder.close()
+            if not gradients.trained:
+                raise CaptureError(
+                    "Backward gave no parameter a gradient; check requires_grad of the model's parameters, and that "
+                    "the step calls backward"
+                )
+            events = _with_previous(recorder, calls)
+            self._note_untrained(gradients)
+            del output
+        return {
+            "format": "rematic-trace",
+            "version": 1,
+            "model": type(self.model).__name__,
+            "facts": [*self._facts(), *(["assumed", text] for text in sorted(recorder.values.assumptions))],
+            "names": recorder.names,
+            "layouts": recorder.layouts,
+            "modules": tree.rows,
+            "calls": recorder.calls,
+            "storages": recorder.storages,
+            "ops": recorder.ops,
+            "events": [event for event in events if event is not None],
+        }
+
+    def _elsewhere(self) -> contextlib.AbstractContextManager[Any]:
+        # It takes time at every call of torch, and only tensors that are not there yet need it.
+        return contextlib.nullcontext() if next(tensors_in(self.inputs), None) is not None else Elsewhere(self.device)
+
+    def _watch_optimizer(self, optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+        def begins(*_: Any) -> None:
+            recorder.in_optimizer = True
+
+        def is_over(*_: Any) -> None:
+            recorder.in_optimizer = False
+            recorder.after_optimizer = True
+
+        optimizer.register_step_pre_hook(begins)
+        optimizer.register_step_post_hook(is_over)
+
+    def _note_untrained(self, gradients: GradientWatch) -> None:
+        if self.optimizer is None:
+            return
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self.untrained = frozenset(
+            position
+            for position, parameter in enumerate(parameters)
+            if id(parameter) not in gradients.trained and self.optimizer.state.get(parameter)
+        )
+
+    def _facts(self) -> list[list[str]]:
+        facts = [["device", self.device], ["torch", torch.__version__.split("+")[0]]]
+        facts.append(["optimizer", type(self.optimizer).__name__.lower() if self.optimizer else "none"])
+        return facts
+
+
+def _with_previous(recorder: Recorder, calls: CallWatch) -> list[dict[str, Any] | None]:
+    """What forward made and the step leaves alive, the previous step has left too: it goes when forward is over and the
+    loop's variable takes the new output."""
+    left = [
+        row
+        for row, (_, category, birth) in enumerate(recorder.storages)
+        if birth is not None and category == "activation" and recorder.is_alive(row)
+    ]
+    drops: list[dict[str, Any] | None] = [{"drop": recorder.add_previous(recorder.storages[row][0])} for row in left]
+    at = len(recorder.events) if calls.first_exit is None else calls.first_exit
+    return recorder.events[:at] + drops + recorder.events[at:]
+
+
+def _explained(error: Exception, recorder: Recorder, calls: CallWatch) -> CaptureError:
+    where = f" in module `{calls.failed}`" if calls.failed else ""
+    op = f", at operator `{recorder.running}`" if recorder.running is not None else ""
+    line = user_line(error)
+    at = f"\n  at {line}" if line else ""
+    return CaptureError(
+        f"The step fails on the meta device{where}{op}: {type(error).__name__}: {error}{at}\n"
+        "Check that the model runs with these inputs; an operator without a meta kernel needs one "
+        "(torch.library.register_fake)."
+    )
+
+
+def _unknown_value(error: UnknownValue, calls: CallWatch) -> UnknownValue:
+    where = f"\n  in module `{calls.failed}`" if calls.failed else ""
+    line = user_line(error)
+    at = f"\n  at {line}" if line else ""
+    return UnknownValue(
+        f"{error}.{where}{at}\n"
+        "Give real inputs on the CPU if it depends on them alone, or change the model so that shapes and branches do "
+        "not hang on computed values."
+    )
+
+
+def _eagerly() -> contextlib.AbstractContextManager[Any]:
+    """Compiled parts of the model run as they are written."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing in a step may hang on when the collector of cycles happens to run."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,148 @@
+"""What capture says when it cannot."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rematic.capture import CaptureError, UnknownValue, capture, capture_step
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+class Outer(nn.Module):
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.inner = Inner()
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.change(self.inner(x))
+
+
+def says(error: pytest.ExceptionInfo[Any], *parts: str) -> None:
+    for part in parts:
+        assert re.search(part, str(error.value)), f"{part!r} is not in: {error.value}"
+
+
+def test_an_operator_that_fails_on_meta_is_named() -> None:
+    library = torch.library.Library("rematic_tests", "DEF")
+    library.define("opaque(Tensor x) -> Tensor")
+    library.impl("opaque", lambda x: x.clone(), "CPU")
+    with pytest.raises(CaptureError) as error:
+        capture(Outer(lambda x: torch.ops.rematic_tests.opaque(x)), torch.zeros(2, 8))
+    says(error, r"module `Outer`", r"rematic_tests\.opaque", r"test_capture_mistakes\.py:\d+", "register_fake")
+
+
+def test_shapes_that_do_not_fit_name_the_module() -> None:
+    with pytest.raises(CaptureError) as error:
+        capture(Outer(lambda x: x), torch.zeros(2, 7))
+    says(
+        error,
+        r"module `Outer\.inner\.linear`",
+        r"test_capture_mistakes\.py:\d+: return self\.linear\(x\)",
+        "2x7 and 8x8|7",
+    )
+
+
+def test_inputs_on_two_devices() -> None:
+    class Sum(Outer):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+            return self.inner(x) * mask
+
+    with pytest.raises(CaptureError) as error:
+        capture(Sum(None), torch.zeros(2, 8), mask=torch.zeros(2, 8, device="meta"))
+    says(error, "2 devices", "argument 0 on cpu", "mask on meta", "move them")
+
+
+def test_nothing_needs_a_gradient() -> None:
+    model = Outer(lambda x: x)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(CaptureError, match="needs a gradient.*requires_grad"):
+        capture(model, torch.zeros(2, 8))
+    with pytest.raises(CaptureError, match="needs no gradient.*requires_grad"):
+        capture(model, torch.zeros(2, 8), loss=lambda output: output.sum())
+    with pytest.raises(CaptureError, match="needs a gradient"):
+        capture(Outer(lambda x: x.detach()), torch.zeros(2, 8))
+
+
+def test_a_step_without_backward() -> None:
+    with pytest.raises(CaptureError, match="no parameter a gradient.*calls backward"):
+        capture_step(lambda model, optimizer: model(torch.zeros(2, 8)), Outer(lambda x: x))
+
+
+def test_a_loss_that_is_no_scalar() -> None:
+    with pytest.raises(CaptureError, match=r"one element, but gave \(2, 8\)"):
+        capture(Outer(lambda x: x), torch.zeros(2, 8), loss=lambda output: output)
+
+
+def test_a_value_that_cannot_be_known() -> None:
+    def branch(x: Tensor) -> Tensor:
+        if x.mean() > 0:
+            return x
+        return -x
+
+    with pytest.raises(UnknownValue) as error:
+        capture(Outer(branch), torch.zeros(2, 8))
+    says(error, r"bool tensor of shape \(\)", r"module `Outer`", r"test_capture_mistakes\.py:\d+: if x\.mean\(\) > 0")
+
+
+def test_values_of_real_inputs_are_known() -> None:
+    class Lengths(Outer):
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
+            rows = [self.inner(x)[row, :length].sum() for row, length in enumerate(lengths.tolist())]
+            picked = x[lengths > 4]
+            return sum(rows) + picked.sum() * int(lengths.max())  # type: ignore[return-value]
+
+    capture(Lengths(None), torch.zeros(2, 8), torch.tensor([3, 5]))
+    with pytest.raises(UnknownValue, match="Give real inputs"):
+        capture(Lengths(None), torch.zeros(2, 8, device="meta"), torch.zeros(2, dtype=torch.long, device="meta"))
+
+
+def test_an_unknown_device() -> None:
+    with pytest.raises(CaptureError, match="`tpu` are not known; take cpu or cuda"):
+        capture(Outer(lambda x: x), torch.zeros(2, 8), device="tpu")
+
+
+def test_an_optimizer_of_another_model() -> None:
+    other = torch.optim.Adam(nn.Linear(3, 5).parameters())
+    with pytest.raises(CaptureError, match=r"2 parameters that are not the model's \(shapes \(5, 3\), \(5,\)\)"):
+        capture(Outer(lambda x: x), torch.zeros(2, 8), optimizer=other)
+
+
+def test_a_model_that_cannot_be_copied() -> None:
+    model = Outer(lambda x: x)
+    model.generator = (number for number in range(3))  # type: ignore[assignment]
+    with pytest.raises(CaptureError, match="structure of Outer cannot be copied.*generator"):
+        capture(model, torch.zeros(2, 8))
+
+
+def test_a_failure_leaves_nothing_behind() -> None:
+    before = nn.Module.__call__
+    with pytest.raises(CaptureError):
+        capture(Outer(lambda x: x), torch.zeros(2, 7))
+    assert nn.Module.__call__ is before
+    assert nn.functional.dropout(torch.ones(8, device="meta"), 0.5).device.type == "meta"
+    capture(Outer(lambda x: x), torch.zeros(2, 8))
+
+
+def test_sparse_gradients() -> None:
+    with pytest.raises(CaptureError, match="sparse=False"):
+        capture(nn.Embedding(10, 4, sparse=True), torch.zeros(3, dtype=torch.long))
+
+
+def test_an_optimizer_that_cannot_begin() -> None:
+    with pytest.raises(CaptureError, match=r"SparseAdam cannot take its first step.*dense gradients"):
+        capture(Outer(lambda x: x), torch.zeros(2, 8), optimizer=torch.optim.SparseAdam)
