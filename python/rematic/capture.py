@@ -8,6 +8,7 @@ PyTorch's own autograd, on the operators that the target device would run. What 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import json
 import sys
@@ -120,14 +121,24 @@ def _run(
     kind = str(device).split(":")[0]
     if kind not in DEVICES:
         raise CaptureError(f"Operators of device `{device}` are not known; take {' or '.join(sorted(DEVICES))}")
-    untrained: frozenset[int] = frozenset()
+    before = _Before()
     while True:
-        attempt = _Attempt(model, optimizer, kind, inputs, untrained)
+        attempt = _Attempt(model, optimizer, kind, inputs, before)
         document = attempt.run(step)
-        if attempt.untrained <= untrained:
+        if attempt.after == before:
             return json.dumps(document, separators=(",", ":")).encode()
-        # Optimizers make no state for parameters that never get a gradient. Which those are is known now.
-        untrained = untrained | attempt.untrained
+        # What a step leaves, it finds. That is known now.
+        before = attempt.after
+
+
+@dataclasses.dataclass(frozen=True)
+class _Before:
+    """What a step in steady state finds, as it has left it."""
+
+    # Positions in the optimizer of parameters that never get a gradient: no state is made for them.
+    untrained: frozenset[int] = frozenset()
+    # Positions in the model of parameters whose gradients outlive the step: it begins with `zero_grad`.
+    with_gradient: frozenset[int] = frozenset()
 
 
 class _Attempt:
@@ -139,7 +150,7 @@ class _Attempt:
         optimizer: OptimizerChoice,
         device: str,
         inputs: tuple[tuple[Any, ...], dict[str, Any]],
-        untrained: frozenset[int],
+        before: _Before,
     ) -> None:
         self.device = device
         model = getattr(model, "_orig_mod", model)
@@ -148,8 +159,8 @@ class _Attempt:
         self.inputs = self.replica.inputs(*inputs)
         with as_on(device):
             self.optimizer = self._optimizer(optimizer)
-        self.before = untrained
-        self.untrained: frozenset[int] = frozenset()
+        self.before = before
+        self.after = before
 
     def _optimizer(self, choice: OptimizerChoice) -> torch.optim.Optimizer | None:
         if choice is False:
@@ -170,7 +181,7 @@ class _Attempt:
         position = 0
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.requires_grad and position not in self.before:
+                if parameter.requires_grad and position not in self.before.untrained:
                     parameter.grad = torch.empty_like(parameter)
                 position += 1
         try:
@@ -198,13 +209,16 @@ class _Attempt:
                         if tensor.is_meta or self.device == "cpu":
                             recorder.storage_before_step(tensor, "optimizer")
                 self._watch_optimizer(self.optimizer, recorder)
+            for position, parameter in enumerate(self.model.parameters()):
+                if position in self.before.with_gradient:
+                    parameter.grad = torch.empty_like(parameter)
+                    recorder.storage_before_step(parameter.grad, "gradient")
             calls = CallWatch(tree, recorder)
             gradients = GradientWatch(self.model, recorder)
-            hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
             for tensor, value in self.replica.values:
                 recorder.values.know(tensor, value)
             try:
-                with calls.watching(), hooks, _eagerly(), self._elsewhere(), recorder:
+                with calls.watching(), recorder.saving(), _eagerly(), self._elsewhere(), recorder:
                     output = step(self.model, self.optimizer, self.inputs)
             except UnknownValue as error:
                 raise _unknown_value(error, calls) from error
@@ -218,8 +232,9 @@ class _Attempt:
                     "Backward gave no parameter a gradient; check requires_grad of the model's parameters, and that "
                     "the step calls backward"
                 )
-            events = _with_previous(recorder, calls)
+            events = _with_previous(recorder, calls, gradients.rows)
             self._note_untrained(gradients)
+            self._note_gradients()
             del output
         return {
             "format": "rematic-trace",
@@ -254,11 +269,18 @@ class _Attempt:
         if self.optimizer is None:
             return
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        self.untrained = frozenset(
+        untrained = frozenset(
             position
             for position, parameter in enumerate(parameters)
             if id(parameter) not in gradients.trained and self.optimizer.state.get(parameter)
         )
+        self.after = dataclasses.replace(self.after, untrained=self.before.untrained | untrained)
+
+    def _note_gradients(self) -> None:
+        with_gradient = frozenset(
+            position for position, parameter in enumerate(self.model.parameters()) if parameter.grad is not None
+        )
+        self.after = dataclasses.replace(self.after, with_gradient=with_gradient)
 
     def _facts(self) -> list[list[str]]:
         facts = [["device", self.device], ["torch", torch.__version__.split("+")[0]]]
@@ -266,13 +288,13 @@ class _Attempt:
         return facts
 
 
-def _with_previous(recorder: Recorder, calls: CallWatch) -> list[dict[str, Any] | None]:
-    """What forward made and the step leaves alive, the previous step has left too: it goes when forward is over and the
-    loop's variable takes the new output."""
+def _with_previous(recorder: Recorder, calls: CallWatch, kept: set[int]) -> list[dict[str, Any] | None]:
+    """What the step made and leaves alive, but for gradients, the previous step has left too: it goes when forward is
+    over and the loop's variable takes the new output."""
     left = [
         row
         for row, (_, category, birth) in enumerate(recorder.storages)
-        if birth is not None and category == "activation" and recorder.is_alive(row)
+        if birth is not None and category in ("activation", "temp") and row not in kept and recorder.is_alive(row)
     ]
     drops: list[dict[str, Any] | None] = [{"drop": recorder.add_previous(recorder.storages[row][0])} for row in left]
     at = len(recorder.events) if calls.first_exit is None else calls.first_exit

@@ -10,7 +10,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.autograd import graph
 from torch.distributed._tools import mem_tracker as mt
 from torch.distributed._tools import mod_tracker
 
@@ -65,24 +64,9 @@ def _blocks(block: int) -> Iterator[None]:
         gc.enable()
 
 
-def _hook_without_gradients(tensors: Any, fn: Any, *, mode: str = "all") -> Any:
-    """`register_multi_grad_hook` keeps the gradients of a module's inputs until the last of them is there, which no
-    step without MemTracker does. This one only counts them."""
-    if mode == "any":
-        return graph.register_multi_grad_hook(tensors, fn, mode="any")
-    nodes = [graph._get_grad_fn_or_grad_acc(tensor) for tensor in tensors]
-    left: list[int] = []
-
-    def arrived(_: Any) -> None:
-        if not left:
-            left.append(sum(map(torch._C._will_engine_execute_node, nodes)))
-        left[0] -= 1
-        if not left[0]:
-            fn([])
-
-    for tensor in tensors:
-        tensor.register_hook(arrived)
-    return None
+def _no_hook(tensors: Any, fn: Any, *, mode: str = "all") -> None:
+    """In place of `register_multi_grad_hook`, which keeps gradients of a module's inputs until the last of them is
+    there, and graphs that nobody uses, as no step without MemTracker does. Only snapshots of modules need it."""
 
 
 def track(
@@ -91,7 +75,7 @@ def track(
     loss_of: Any,
     make_optimizer: Any,
     *,
-    keeps_gradients: bool = True,
+    with_modules: bool = True,
     real: bool = False,
     steps: int = 2,
 ) -> tuple[dict[str, int], list[tuple[str, int]]]:
@@ -100,8 +84,8 @@ def track(
     model, args, kwargs = build("cpu" if real else "meta")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_blocks(CUDA_BLOCK if device == "cuda" else 1))
-        if not keeps_gradients:
-            stack.enter_context(mock.patch.object(mod_tracker, "register_multi_grad_hook", _hook_without_gradients))
+        if not with_modules:
+            stack.enter_context(mock.patch.object(mod_tracker, "register_multi_grad_hook", _no_hook))
         if not real:
             replica = Replica()
             args, kwargs = replica.inputs(args, kwargs)

@@ -41,7 +41,7 @@ def test_cpu_autocast_equals_a_real_cpu_run(build: Any) -> None:
     model, args, kwargs = mixed("cpu")
     document = json.loads(capture(model, *args, device="cpu", **kwargs))
     _, real = memtracker.track(
-        mixed, "cpu", lambda output: _loss_of(output, None), torch.optim.Adam, keeps_gradients=False, real=True
+        mixed, "cpu", lambda output: _loss_of(output, None), torch.optim.Adam, with_modules=False, real=True
     )
     assert [(op, total) for op, _, total in timeline(document, 1)] == real
 

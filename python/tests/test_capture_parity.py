@@ -49,7 +49,7 @@ def test_peak_and_categories_equal_memtracker(name: str, stats: Stats) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_operator_equals_memtracker(name: str) -> None:
     document = json.loads(captured(name))
-    _, tracked = memtracker.track(MODELS[name], "cuda", loss_of, adam, keeps_gradients=False)
+    _, tracked = memtracker.track(MODELS[name], "cuda", loss_of, adam, with_modules=False)
     assert [(op, total) for op, _, total in timeline(document)] == tracked
 
 
@@ -62,7 +62,7 @@ def test_cpu_capture_equals_a_real_cpu_run(name: str) -> None:
     torch.manual_seed(0)
     model, args, kwargs = MODELS[name]("cpu")
     document = json.loads(capture(model, *args, device="cpu", **kwargs))
-    _, real = memtracker.track(MODELS[name], "cpu", loss_of, torch.optim.Adam, keeps_gradients=False, real=True)
+    _, real = memtracker.track(MODELS[name], "cpu", loss_of, torch.optim.Adam, with_modules=False, real=True)
     assert [(op, total) for op, _, total in timeline(document, 1)] == real
 
 

@@ -328,3 +328,24 @@ def test_inference_mode_inside() -> None:
             return super().forward(tokens)[:, : length // 2]
 
     capture(Teacher(), TOKENS)
+
+
+def test_gradients_that_outlive_the_step() -> None:
+    """Zeroed at the start of the next step, they are there when it begins."""
+
+    def first(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model(TOKENS).mean().backward()
+        optimizer.step()
+
+    def last(model: nn.Module, optimizer: Any) -> None:
+        model(TOKENS).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model = Stack()
+    early, late = (json.loads(capture_step(step, model)) for step in (first, last))
+    gradients = [size for size, category, birth in early["storages"] if category == "gradient" and birth is None]
+    assert sum(gradients) == sum(4 * parameter.numel() for parameter in model.parameters())
+    assert early["events"][0] == {"drop": early["storages"].index([16 * WIDTH * 4, "gradient", None])}
+    assert [total for _, _, total in timeline(early)] == [total for _, _, total in timeline(late)]

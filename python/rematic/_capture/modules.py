@@ -145,7 +145,7 @@ class GradientWatch:
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._rows: set[int] = set()
+        self.rows: set[int] = set()
         self.trained: set[int] = set()
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.is_leaf:
@@ -157,11 +157,11 @@ class GradientWatch:
             return
         row = self._recorder.row_of(gradient)
         if row is not None:
-            self._rows.add(row)
+            self.rows.add(row)
             self._recorder.recategorize(gradient, "gradient")
 
     def _accumulated(self, parameter: Tensor) -> None:
         self.trained.add(id(parameter))
         gradient = parameter.grad
-        if gradient is not None and self._recorder.row_of(gradient) not in self._rows:
+        if gradient is not None and self._recorder.row_of(gradient) not in self.rows:
             self._arrived(gradient)

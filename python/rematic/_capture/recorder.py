@@ -11,12 +11,15 @@ Three things are watched, each where it happens:
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils import checkpoint as checkpoints
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import CaptureError
@@ -218,6 +221,28 @@ class Recorder(TorchDispatchMode):
             tensor_row = [row_id, self.layout(tensor)]
             self._record(self._facts_of(DETACH), ["view"], [tensor_row], [tensor_row], [])
         return saved
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """While it is entered, what autograd saves is seen."""
+        original = getattr(checkpoints, "_make_saved_tensor", None)
+
+        def plain(tensor: Tensor, is_output: bool) -> Any:
+            # A checkpoint keeps its inputs in saved tensors of no operator: an ordinary reference.
+            top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+            if top is None or top[0] != self.pack:
+                return original(tensor, is_output=is_output)  # type: ignore[misc]
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+            try:
+                return original(tensor, is_output=is_output)  # type: ignore[misc]
+            finally:
+                torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
+
+        with contextlib.ExitStack() as stack:
+            if original is not None:
+                stack.enter_context(mock.patch.object(checkpoints, "_make_saved_tensor", plain))
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
+            yield
 
     def _hold(self, op: int, saved: _Saved) -> None:
         saved.op = op
