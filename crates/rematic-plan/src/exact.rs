@@ -52,7 +52,7 @@ use std::collections::HashMap;
 
 use rematic_memory::Checkpoint;
 use rematic_trace::OpId;
-use rematic_tradeoff::{Frontier, Point};
+use rematic_tradeoff::{Frontier, Point, Pricing};
 
 use crate::problem::{Node, Problem};
 
@@ -66,8 +66,8 @@ pub(crate) struct Pick {
 }
 
 impl Pick {
-    pub(crate) fn new(problem: &Problem<'_>, node: usize, policy: Point) -> Self {
-        Pick { node, policy, saved: problem.nodes[node].frontier.saved_items(&policy) }
+    pub(crate) fn new(nodes: &[Node], node: usize, policy: Point) -> Self {
+        Pick { node, policy, saved: nodes[node].frontier.saved_items(&policy) }
     }
 }
 
@@ -85,6 +85,7 @@ pub(crate) struct Relaxed {
 /// What must be freed, beyond what the plain step says, because a replay has shown it.
 #[derive(Clone, Debug)]
 pub(crate) struct Tightening {
+    pub(crate) pricing: Pricing,
     /// By rank of the ends.
     pub(crate) ceilings: Vec<u64>,
     /// By node: before it may run again.
@@ -96,9 +97,10 @@ pub(crate) struct Tightening {
 }
 
 impl Tightening {
-    pub(crate) fn none(problem: &Problem<'_>) -> Self {
+    pub(crate) fn none(problem: &Problem<'_>, pricing: Pricing) -> Self {
         let count = problem.nodes.len();
         Tightening {
+            pricing,
             ceilings: vec![0; problem.ceilings.len()],
             own: vec![0; count],
             keep: vec![0; count],
@@ -110,11 +112,11 @@ impl Tightening {
 /// Pairs that one run of the programme may look at. Where operators all take the same time per byte, very many
 /// combinations are nearly equal; then the run is repeated with few pairs and policies at each node, and the solution may
 /// be a little above the optimum. The bound stays true.
-const MOST_WORK: usize = 100_000;
-const FEW_PAIRS: usize = 100;
-const FEW_POINTS: usize = 12;
+const MOST_WORK: usize = 60_000;
+const FEW_PAIRS: usize = 80;
+const FEW_POINTS: usize = 8;
 /// How often a good solution is tried to better, and by at least which share.
-const REFINEMENTS: usize = 3;
+const REFINEMENTS: usize = 2;
 const REFINED_SHARE: f64 = 1e-3;
 /// How far above the bound the first guess lies, as a share of the bound, and how quickly the distance grows.
 const FIRST_GAP: f64 = 1e-3;
@@ -124,19 +126,18 @@ const TIE: f64 = 1e-12;
 
 /// Solves the relaxation for a budget; only roughly if that is enough. `None` if even dropping everything is not enough.
 pub(crate) fn solve(problem: &Problem<'_>, budget: u64, tightening: &Tightening, mut rough: bool) -> Option<Relaxed> {
-    let nodes = &problem.nodes;
     // The highest ceiling decides most. Regions around it would excuse it while they run; they are few, contain each
     // other, and so exclude each other: try without them, and with each of them alone.
     let around = around_highest(problem);
     let mut best: Option<Relaxed> = None;
     let mut lower_bound = f64::INFINITY;
     for with in std::iter::once(None).chain(around.iter().copied().map(Some)) {
-        let mut usable = vec![true; nodes.len()];
+        let mut usable = vec![true; problem.nodes.len()];
         for &index in &around {
             usable[index] = with == Some(index);
         }
         if let Some(index) = with {
-            usable[index + 1..nodes[index].next].fill(false);
+            usable[index + 1..problem.nodes[index].next].fill(false);
         }
         let limit = best.as_ref().map_or(f64::INFINITY, |best| best.time);
         let case = Case::new(problem, budget, tightening, usable);
@@ -203,6 +204,7 @@ pub(crate) fn checkpoints(problem: &Problem<'_>, picks: &[Pick]) -> Vec<Checkpoi
 /// The problem with some of the regions.
 struct Case<'a> {
     problem: &'a Problem<'a>,
+    nodes: &'a [Node],
     usable: Vec<bool>,
     /// What must be freed before a node is passed over; all of these may be negative, where there is room to spare.
     to_skip: Vec<i64>,
@@ -275,7 +277,7 @@ impl Rates {
 
 impl<'a> Case<'a> {
     fn new(problem: &'a Problem<'a>, budget: u64, tightening: &Tightening, mut usable: Vec<bool>) -> Self {
-        let nodes = &problem.nodes;
+        let nodes = problem.priced(tightening.pricing);
         let count = nodes.len();
         let over = |total: u64| signed(total) - signed(budget);
         let tightened = |rank: usize, total: u64| {
@@ -287,6 +289,7 @@ impl<'a> Case<'a> {
             |index: usize| nodes.get(index).map_or(problem.ceilings.len() - 1, |node| problem.rank(node.start));
         let mut case = Case {
             problem,
+            nodes,
             to_skip: Vec::with_capacity(count),
             to_skip_all: Vec::with_capacity(count),
             to_choose: Vec::with_capacity(count),
@@ -352,14 +355,14 @@ impl<'a> Case<'a> {
     /// What a policy frees. Where others are rebuilt before this node although they end behind it, what it keeps beyond
     /// that does not count: it is gone when they are looked at.
     fn freed(&self, index: usize, point: &Point) -> i64 {
-        let node = &self.problem.nodes[index];
+        let node = &self.nodes[index];
         let freed = signed(node.candidate.droppable.0) - signed(point.kept.0);
         if node.rebuilt_last { freed } else { freed.max(0) }
     }
 
     /// The least reduced time of the nodes that end at or before a position, and what that choice frees.
     fn least_reduced(&self, worth: &[f64], position: usize, mut note: impl FnMut(usize, f64)) -> f64 {
-        let nodes = &self.problem.nodes;
+        let nodes = self.nodes;
         let last = nodes.partition_point(|node| node.start < position);
         // Reduced time and bytes freed of the best choice from each node on.
         let mut best = vec![(0.0, 0.0); nodes.len() + 1];
@@ -387,7 +390,7 @@ impl<'a> Case<'a> {
     fn rates(&self) -> Rates {
         let problem = self.problem;
         let ranks = problem.ceilings.len();
-        let steepest = problem.nodes.iter().map(|node| node.frontier.steepest()).fold(0.0, f64::max) * 2.0;
+        let steepest = self.nodes.iter().map(|node| node.frontier.steepest()).fold(0.0, f64::max) * 2.0;
         let mut worth = vec![0.0_f64; ranks + 1];
         let mut order: Vec<usize> = (1..ranks).filter(|&rank| self.needs[rank] > 0).collect();
         order.sort_by_key(|&rank| (std::cmp::Reverse(self.needs[rank]), rank));
@@ -411,7 +414,7 @@ impl<'a> Case<'a> {
             // The bound is continuous in the rates; at the upper end the need counts as met for the ranks still to come.
             worth = raised(high, &worth);
         }
-        let nodes = &problem.nodes;
+        let nodes = self.nodes;
         let mut to_come = vec![0.0; nodes.len() + 1];
         self.least_reduced(&worth, usize::MAX, |index, reduced| to_come[index] = reduced);
         let mut rates = Rates { to_come, owed: vec![0.0; nodes.len() + 1], credit: vec![0.0; nodes.len() + 1], worth };
@@ -486,9 +489,9 @@ impl<'a> Case<'a> {
     /// Betters a solution that was put together from few policies: first each region, then each two neighbours get the
     /// policies that take least and free as much as is needed.
     fn polish(&self, picks: &mut Vec<Pick>) {
-        let exact = |pick: &Pick| self.problem.nodes[pick.node].frontier.is_exact();
+        let exact = |pick: &Pick| self.nodes[pick.node].frontier.is_exact();
         for at in (0..picks.len()).filter(|&at| exact(&picks[at])).collect::<Vec<_>>() {
-            let points = self.problem.nodes[picks[at].node].frontier.points();
+            let points = self.nodes[picks[at].node].frontier.points();
             let present = points.partition_point(|point| point.kept > picks[at].policy.kept);
             let mut tried = picks.clone();
             let enough = (0..present).collect::<Vec<_>>().partition_point(|&position| {
@@ -496,7 +499,7 @@ impl<'a> Case<'a> {
                 self.spare(&tried).is_none()
             });
             if enough < present {
-                picks[at] = Pick::new(self.problem, picks[at].node, points[enough]);
+                picks[at] = Pick::new(self.nodes, picks[at].node, points[enough]);
             }
         }
         for at in 1..picks.len() {
@@ -505,7 +508,7 @@ impl<'a> Case<'a> {
             let (nodes, worth) = ([first.node, second.node], |pick: &Pick| self.freed(pick.node, &pick.policy));
             let needed = worth(first) + worth(second) - spare;
             let present = first.policy.time.0 + second.policy.time.0;
-            let [left, right] = nodes.map(|node| self.problem.nodes[node].frontier.points());
+            let [left, right] = nodes.map(|node| self.nodes[node].frontier.points());
             // The more the one frees, the less the other has to.
             let mut other = right.len();
             let mut best: Option<(f64, Point, Point)> = None;
@@ -522,8 +525,8 @@ impl<'a> Case<'a> {
             }
             let Some((_, left, right)) = best.filter(|(time, ..)| *time < present * (1.0 - TIE)) else { continue };
             let mut tried = picks.clone();
-            tried[at - 1] = Pick::new(self.problem, nodes[0], left);
-            tried[at] = Pick::new(self.problem, nodes[1], right);
+            tried[at - 1] = Pick::new(self.nodes, nodes[0], left);
+            tried[at] = Pick::new(self.nodes, nodes[1], right);
             if self.spare(&tried).is_some() {
                 *picks = tried;
             }
@@ -543,7 +546,7 @@ impl<'a> Case<'a> {
             if spare < 0 {
                 return None;
             }
-            index = self.problem.nodes[pick.node].next;
+            index = self.nodes[pick.node].next;
         }
         let rest = self.to_skip[index..].iter().map(|need| freed - need).fold(spare, i64::min);
         (rest >= 0).then_some(rest)
@@ -551,7 +554,7 @@ impl<'a> Case<'a> {
 
     /// Whether dropping as much as possible is enough.
     fn is_feasible(&self) -> bool {
-        let nodes = &self.problem.nodes;
+        let nodes = self.nodes;
         let mut most: Vec<Option<i64>> = vec![None; nodes.len() + 1];
         most[0] = Some(0);
         for index in 0..nodes.len() {
@@ -570,7 +573,7 @@ impl<'a> Case<'a> {
 
     /// The dynamic programme, without pairs whose bound lies above the guess.
     fn programme(&self, rates: &Rates, guess: f64, thin: bool) -> Run {
-        let nodes = &self.problem.nodes;
+        let nodes = self.nodes;
         // Least reduced time of all that can come before.
         let mut before = vec![f64::INFINITY; nodes.len() + 1];
         before[0] = 0.0;
@@ -597,7 +600,7 @@ impl<'a> Case<'a> {
                 let others = before[index] + rates.to_come[node.next] + rates.owed[0];
                 if !thin && !node.frontier.is_exact() {
                     let slack = guess - others - (time - rate * freed);
-                    match Frontier::near(&node.candidate, rate, slack) {
+                    match Frontier::near(&node.candidate, rate, slack.max(0.0)) {
                         Some(policies) => _ = near.insert(index, policies),
                         None => exact = false,
                     }
@@ -650,7 +653,7 @@ impl<'a> Case<'a> {
             let (node, point) = (node as usize, point as usize);
             picks.push(match near.get(&node) {
                 Some(policies) => Pick { node, policy: policies[point].0, saved: policies[point].1.clone() },
-                None => Pick::new(self.problem, node, self.problem.nodes[node].frontier.points()[point]),
+                None => Pick::new(self.nodes, node, self.nodes[node].frontier.points()[point]),
             });
             choice = earlier;
         }

@@ -40,9 +40,9 @@ impl Problem<'_> {
             for &(index, policy) in &steps[..count] {
                 policies[index].1 = Some(policy);
             }
-            let chosen = policies
-                .into_iter()
-                .filter_map(|(node, policy)| Some(Pick::new(self, node, self.nodes[node].frontier.points()[policy?])));
+            let chosen = policies.into_iter().filter_map(|(node, policy)| {
+                Some(Pick::new(&self.nodes, node, self.nodes[node].frontier.points()[policy?]))
+            });
             let checkpoints = exact::checkpoints(self, &chosen.collect::<Vec<_>>());
             let replayed = self.replay(&checkpoints);
             (checkpoints, replayed)

@@ -13,6 +13,7 @@ mod error;
 mod exact;
 mod graph;
 mod greedy;
+mod large;
 mod milp;
 mod planner;
 mod policy;

@@ -5,6 +5,8 @@ use rematic_trace::{Bytes, Millis};
 
 use crate::enumeration::Enumeration;
 use crate::exact::{self, Pick, Relaxed, Tightening};
+use rematic_tradeoff::Pricing;
+
 use crate::problem::{Limit, Problem, Replayed};
 
 /// What a planner says about a budget.
@@ -40,8 +42,9 @@ pub struct Infeasible {
 const ROUNDS: usize = 8;
 /// How often it aims higher where a plan leaves something of the budget.
 const LOOSENINGS: usize = 3;
-/// How much lower it aims then, one after the other, as shares of the budget.
-const LOWER_AIMS: [f64; 5] = [0.005, 0.01, 0.02, 0.04, 0.08];
+/// What else is tried where the first aim does not lead to the bound: the model's pricing, and how far below the budget it
+/// aims, as a share.
+const OTHER_AIMS: [(Pricing, f64); 3] = [(Pricing::High, 0.0), (Pricing::Low, 0.005), (Pricing::Low, 0.02)];
 /// Times that differ by a smaller share are equal: the replay adds them in another order.
 const SAME: f64 = 1e-9;
 /// The search for the least budget ends when it is known to this share.
@@ -70,7 +73,8 @@ impl Problem<'_> {
     /// within it.
     #[must_use]
     pub fn lower_bound(&self, budget: Bytes) -> Option<Millis> {
-        exact::solve(self, budget.0, &Tightening::none(self), false).map(|relaxed| Millis(relaxed.lower_bound))
+        exact::solve(self, budget.0, &Tightening::none(self, Pricing::Low), false)
+            .map(|relaxed| Millis(relaxed.lower_bound))
     }
 
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
@@ -81,40 +85,47 @@ impl Problem<'_> {
             let lower_bound = replayed.recompute;
             return Some(Solution { checkpoints, replayed, lower_bound });
         }
-        let relaxed = exact::solve(self, budget.0, &Tightening::none(self), false)?;
+        let relaxed = exact::solve(self, budget.0, &Tightening::none(self, Pricing::Low), false)?;
         let (lower_bound, aimed, rough) = (Millis(relaxed.lower_bound), relaxed.time, relaxed.rough);
         let promise = |(checkpoints, replayed)| Solution { checkpoints, replayed, lower_bound };
-        // The best of several aims: a tightened model may overshoot, and the solution for a lower aim be better.
-        let mut best = self.tightened(budget, budget, relaxed);
+        let mut best = self.tightened(budget, budget, Pricing::Low, relaxed);
         if best.as_ref().is_some_and(|(_, found)| found.recompute.0 <= aimed * (1.0 + SAME)) {
             return best.map(promise);
         }
-        for share in LOWER_AIMS {
+        // The best of several: a tightened model may overshoot, and the solution of another model be better.
+        for (pricing, share) in OTHER_AIMS {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the budget")]
             let aim = Bytes((budget.0 as f64 * (1.0 - share)) as u64);
-            let Some(relaxed) = exact::solve(self, aim.0, &Tightening::none(self), rough) else { break };
+            let Some(relaxed) = exact::solve(self, aim.0, &Tightening::none(self, pricing), rough) else { continue };
             if best.as_ref().is_some_and(|(_, best)| best.recompute.0 <= relaxed.lower_bound) {
-                break;
+                continue;
             }
-            if let Some(found) = self.tightened(budget, aim, relaxed)
+            if let Some(found) = self.tightened(budget, aim, pricing, relaxed)
                 && best.as_ref().is_none_or(|(_, best)| found.1.recompute < best.recompute)
             {
                 best = Some(found);
             }
         }
         if best.as_ref().is_none_or(|(_, best)| best.recompute.0 > lower_bound.0 * (1.0 + SAME)) {
-            let found = self.greedy_fit(budget);
-            let better = best.as_ref().is_none_or(|(_, best)| found.1.recompute < best.recompute);
-            if found.1.peak <= budget && better {
-                best = Some(found);
+            for found in [Some(self.greedy_fit(budget)), self.large_fit(budget)].into_iter().flatten() {
+                let better = best.as_ref().is_none_or(|(_, best)| found.1.recompute < best.recompute);
+                if found.1.peak <= budget && better {
+                    best = Some(found);
+                }
             }
         }
         best.map(promise)
     }
 
     /// From the solution for an aim to a plan within the budget.
-    fn tightened(&self, budget: Bytes, aim: Bytes, mut relaxed: Relaxed) -> Option<(Vec<Checkpoint>, Replayed)> {
-        let mut tightening = Tightening::none(self);
+    fn tightened(
+        &self,
+        budget: Bytes,
+        aim: Bytes,
+        pricing: Pricing,
+        mut relaxed: Relaxed,
+    ) -> Option<(Vec<Checkpoint>, Replayed)> {
+        let mut tightening = Tightening::none(self, pricing);
         for _ in 0..ROUNDS {
             let checkpoints = exact::checkpoints(self, &relaxed.picks);
             let replayed = self.tighten(aim, &relaxed.picks, &checkpoints, &mut tightening);
@@ -151,15 +162,16 @@ impl Problem<'_> {
     /// Replays a plan. Where it is above the aim, what the replay says beyond what the model said is noted: from now on
     /// the model counts it too.
     fn tighten(&self, aim: Bytes, picks: &[Pick], checkpoints: &[Checkpoint], tightening: &mut Tightening) -> Replayed {
+        let nodes = self.priced(tightening.pricing);
         // What the picks that end up to each one free together.
         let mut freed = vec![0];
         for pick in picks {
             freed.push(freed[freed.len() - 1] + pick.policy.freed.0);
         }
-        let freed_before = |position: usize| freed[picks.partition_point(|pick| self.nodes[pick.node].end <= position)];
+        let freed_before = |position: usize| freed[picks.partition_point(|pick| nodes[pick.node].end <= position)];
         let node_of = |op: usize| {
-            let at = picks.partition_point(|pick| self.nodes[pick.node].end <= op);
-            picks.get(at).filter(|pick| self.nodes[pick.node].start <= op)
+            let at = picks.partition_point(|pick| nodes[pick.node].end <= op);
+            picks.get(at).filter(|pick| nodes[pick.node].start <= op)
         };
         self.replay_watched(checkpoints, |ran, total| {
             if total <= aim.0 {
@@ -167,7 +179,7 @@ impl Problem<'_> {
             }
             let (model, slot) = match node_of(ran.op.index()) {
                 Some(pick) => {
-                    let node = &self.nodes[pick.node];
+                    let node = &nodes[pick.node];
                     let before = freed_before(node.start);
                     if ran.again {
                         (node.rebuilding().saturating_sub(before), &mut tightening.own[pick.node])
@@ -179,8 +191,8 @@ impl Problem<'_> {
                 }
                 None => match self.limit_of_op[ran.op.index()] {
                     Limit::First(node) => {
-                        let before = freed_before(self.nodes[node].start);
-                        (self.nodes[node].first_forward.saturating_sub(before), &mut tightening.first[node])
+                        let before = freed_before(nodes[node].start);
+                        (nodes[node].first_forward.saturating_sub(before), &mut tightening.first[node])
                     }
                     Limit::Ceiling(rank) => {
                         let ceiling = self.ceilings[rank].forward.max(self.ceilings[rank].backward);

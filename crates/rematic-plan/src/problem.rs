@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rematic_cost::Costs;
 use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Regions, Snapshot, replay_checkpointed};
 use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace};
-use rematic_tradeoff::{Candidate, Candidates, Frontier};
+use rematic_tradeoff::{Candidate, Candidates, Frontier, Pricing};
 
 use crate::PlanError;
 use crate::selection::allowed;
@@ -94,6 +94,8 @@ pub struct Problem<'a> {
     pub(crate) regions: Regions,
     /// In the order in which forwards begin; a node stands before those inside it.
     pub(crate) nodes: Vec<Node>,
+    /// The same, with [`Pricing::High`].
+    dear_nodes: Vec<Node>,
     /// Where nodes end, ascending, without repetition.
     pub(crate) ends: Vec<usize>,
     /// By number of ends that lie before.
@@ -132,10 +134,12 @@ impl<'a> Problem<'a> {
         let regions = Regions::new(trace);
         let ledger = Ledger::new(trace, limits.allocator).sharded(limits.world_size);
         let allowed = allowed(trace, &regions, &limits)?;
-        let mut nodes = nodes(trace, costs, &regions, &ledger, &allowed, limits.whole);
+        let [mut nodes, mut dear_nodes] = [Pricing::Low, Pricing::High]
+            .map(|pricing| nodes(trace, costs, &regions, &ledger, &allowed, limits.whole, pricing));
         let mut ends: Vec<usize> = nodes.iter().map(|node| node.end).collect();
         ends.sort_unstable();
         ends.dedup();
+        ceilings(trace, &regions, &ledger, &mut dear_nodes, &ends);
         let (ceilings, limit_of_op) = ceilings(trace, &regions, &ledger, &mut nodes, &ends);
         let ledger = ledger.with_copies();
         let mut problem = Problem {
@@ -143,6 +147,7 @@ impl<'a> Problem<'a> {
             costs,
             regions,
             nodes,
+            dear_nodes,
             ends,
             ceilings,
             limit_of_op,
@@ -221,6 +226,14 @@ impl<'a> Problem<'a> {
         (candidate.held_by_autograd, candidate.droppable.saturating_sub(kept))
     }
 
+    /// The nodes with what their policies count as kept.
+    pub(crate) fn priced(&self, pricing: Pricing) -> &[Node] {
+        match pricing {
+            Pricing::Low => &self.nodes,
+            Pricing::High => &self.dear_nodes,
+        }
+    }
+
     /// How many ends lie at or before a position.
     pub(crate) fn rank(&self, position: usize) -> usize {
         self.ends.partition_point(|end| *end <= position)
@@ -234,6 +247,7 @@ fn nodes(
     ledger: &Ledger,
     allowed: &[bool],
     whole: bool,
+    pricing: Pricing,
 ) -> Vec<Node> {
     let totals = plain_totals(trace, ledger);
     let mut candidates = Candidates::new(trace, regions, ledger, costs);
@@ -241,13 +255,13 @@ fn nodes(
     let mut known: HashMap<Vec<u64>, (Arc<Candidate>, Arc<Frontier>)> = HashMap::new();
     let mut nodes: Vec<Node> = Vec::new();
     for (index, region) in regions.all().iter().enumerate().filter(|(index, _)| allowed[*index]) {
-        let mut candidate = candidates.candidate(region);
+        let mut candidate = candidates.candidate(region, pricing);
         if whole {
             candidate = candidate.whole();
         }
         let settled = candidate.settled;
         let (mut own_forward, mut own_forward_with) = (0, 0);
-        candidates.own_forward(region, &candidate, |op, freed, beyond| {
+        candidates.own_forward(region, &candidate, pricing, |op, freed, beyond| {
             let total = totals[op.index()];
             own_forward = own_forward.max(total.saturating_sub(freed));
             own_forward_with = own_forward_with.max(total.saturating_add_signed(beyond.saturating_neg()));

@@ -54,7 +54,9 @@ fn keeps_its_promises(name: &str, layers: Option<u64>, world_size: u64, budgets:
     assert!(worst_rise <= SAME, "{name}: a larger budget costs {worst_rise} more");
     let by_greedy = (0..budgets).map(|part| Bytes(least + (most - least) * part / (budgets - 1)));
     beats(name, "greedy", &problem, against_greedy(&problem, by_greedy));
-    beats(name, "milp", &problem, against_milp(&problem, &trace, &costs, world_size, budgets));
+    if layers.is_none() {
+        beats(name, "milp", &problem, against_milp(&problem, &trace, &costs, world_size, budgets));
+    }
 }
 
 /// Plans of another planner, each as its replayed peak and time.

@@ -72,6 +72,16 @@ impl Candidate {
     }
 }
 
+/// What counts as kept by a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pricing {
+    /// Only what is surely in memory on its account at all moments between the region's return and its backward: bounds
+    /// that follow hold for every plan.
+    Low,
+    /// All that is in memory on its account at any of them: plans that follow rarely need more than they say.
+    High,
+}
+
 /// Looks at the regions of one step.
 pub struct Candidates<'a> {
     trace: &'a StepTrace,
@@ -132,9 +142,10 @@ impl<'a> Candidates<'a> {
     }
 
     /// Looks at one region, in time linear in its events.
-    pub fn candidate(&mut self, region: &Region) -> Candidate {
+    pub fn candidate(&mut self, region: &Region, pricing: Pricing) -> Candidate {
         let mut holds = std::mem::take(&mut self.holds);
         let inside = self.inside(region);
+        let until = inside.until(pricing);
         let mut fixed_time = Millis(0.0);
         let mut items = Vec::new();
         let mut always_saved = Vec::new();
@@ -150,7 +161,7 @@ impl<'a> Candidates<'a> {
                     makes_something = true;
                     // What outlives the region anyway costs nothing to keep while it does.
                     let released = inside.released(storage);
-                    if released < inside.next_exit {
+                    if released < until {
                         bytes += self.ledger.footprint(storage);
                         settled = settled.max(released);
                     }
@@ -171,13 +182,17 @@ impl<'a> Candidates<'a> {
         }
         always_saved.sort_unstable();
         let mut kept_inputs = Bytes(0);
-        for &input in region.inputs.iter().filter(|input| !self.shared[input.index()]) {
+        for &input in &region.inputs {
             let needed_inside = self.lifetimes.savers(input).iter().any(|op| region.contains(*op));
             let released = inside.released(input);
-            if !needed_inside && released < inside.next_exit && !self.counted_before(region, input) {
+            let twice = || self.shared[input.index()] || self.counted_before(region, input);
+            if !needed_inside && released < until && (pricing == Pricing::High || !twice()) {
                 kept_inputs += self.ledger.footprint(input);
                 settled = settled.max(released);
             }
+        }
+        if pricing == Pricing::High {
+            settled = region.events.end;
         }
         let held_by_autograd = inside.held_by_autograd(self.ledger);
         let droppable = held_by_autograd.saturating_sub(always_kept).saturating_sub(kept_inputs);
@@ -195,13 +210,19 @@ impl Candidates<'_> {
     /// What a region can have freed at the moments of its own forward: calls `note` after each of its operators with the
     /// most that any policy frees there, and with how much more than between forward and backward that may be, for every
     /// policy. The latter counts what is not yet made as if it were saved.
-    pub fn own_forward(&self, region: &Region, candidate: &Candidate, mut note: impl FnMut(OpId, u64, i64)) {
+    pub fn own_forward(
+        &self,
+        region: &Region,
+        candidate: &Candidate,
+        pricing: Pricing,
+        mut note: impl FnMut(OpId, u64, i64),
+    ) {
         let inside = self.inside(region);
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let mut counted: HashMap<StorageId, u64> = HashMap::new();
         for op in candidate.items.iter().flat_map(|item| &item.ops) {
             for storage in births(self.trace, OpId::new(region.ops.start + op)) {
-                if inside.released(storage) < inside.next_exit {
+                if inside.released(storage) < inside.until(pricing) {
                     counted.insert(storage, self.ledger.footprint(storage).0);
                 }
             }
@@ -238,6 +259,14 @@ struct Inside<'a> {
 }
 
 impl Inside<'_> {
+    /// What is released before this counts as kept.
+    fn until(&self, pricing: Pricing) -> usize {
+        match pricing {
+            Pricing::Low => self.next_exit,
+            Pricing::High => self.region.trigger,
+        }
+    }
+
     /// Position of the event after which nothing outside the region refers to a storage.
     fn released(&self, storage: StorageId) -> usize {
         let savers = self.lifetimes.savers(storage).iter().filter(|op| !self.region.contains(**op));

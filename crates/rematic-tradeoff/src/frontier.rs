@@ -6,6 +6,8 @@ use crate::{Candidate, Item};
 const MOST_POINTS: usize = 3000;
 /// More policies than this near a rate are too many.
 const MOST_NEAR: usize = 400;
+/// The same, where the best policy for a given room is looked for.
+const MOST_WITHIN: usize = 30_000;
 /// Regions with more items than this (whole models) get only the policies on the hull.
 const MOST_ITEMS: usize = 96;
 
@@ -100,7 +102,7 @@ impl Frontier {
             rate: f64::NEG_INFINITY,
         };
         let mut hull = vec![at];
-        for item in cheapest_first(candidate) {
+        for item in Frontier::cheapest_first(candidate) {
             let Item { bytes, time, .. } = &candidate.items[item];
             at = Vertex { freed: at.freed + bytes.0 as f64, time: at.time + time.0, rate: time.0 / bytes.0 as f64 };
             hull.push(at);
@@ -111,7 +113,7 @@ impl Frontier {
     /// The policies that drop the cheapest items up to a certain one.
     fn take_hull_points(&mut self, candidate: &Candidate) {
         self.exact = false;
-        let order = cheapest_first(candidate);
+        let order = Frontier::cheapest_first(candidate);
         // The policy that saves everything behind a place in the order continues the one for the place behind it.
         for &item in order.iter().rev() {
             let rest =
@@ -164,6 +166,10 @@ impl Frontier {
     /// items has few such policies.
     #[must_use]
     pub fn near(candidate: &Candidate, rate: f64, slack: f64) -> Option<Vec<(Point, Vec<usize>)>> {
+        Self::near_of(candidate, rate, slack, MOST_NEAR)
+    }
+
+    fn near_of(candidate: &Candidate, rate: f64, slack: f64, most: usize) -> Option<Vec<(Point, Vec<usize>)>> {
         let is_saved = |item: &Item| item.time.0 > rate * item.bytes.0 as f64;
         let difference = |item: &Item| (item.time.0 - rate * item.bytes.0 as f64).abs();
         let (mut kept, mut time) = (0_i64, candidate.fixed_time.0);
@@ -210,7 +216,7 @@ impl Frontier {
                 merged.push((kept, time, choice));
             }
             list = merged;
-            if list.len() > MOST_NEAR {
+            if list.len() > most {
                 return None;
             }
         }
@@ -227,6 +233,55 @@ impl Frontier {
             (point, (0..saved.len()).filter(|&item| saved[item]).collect())
         };
         Some(list.into_iter().rev().map(policy).collect())
+    }
+
+    /// The items in the order in which it pays to drop them: the least time per byte first.
+    #[must_use]
+    pub fn cheapest_first(candidate: &Candidate) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..candidate.items.len()).collect();
+        let cost = |index: usize| (candidate.items[index].time.0, candidate.items[index].bytes.0 as f64);
+        order.sort_by(|&a, &b| {
+            let ((time_a, bytes_a), (time_b, bytes_b)) = (cost(a), cost(b));
+            (time_a * bytes_b).total_cmp(&(time_b * bytes_a)).then(a.cmp(&b))
+        });
+        order
+    }
+
+    /// The items to save so that no more than so much is kept, at the least time; `None` if that is too hard.
+    #[must_use]
+    pub fn best_within(candidate: &Candidate, room: Bytes) -> Option<Vec<usize>> {
+        let order = Self::cheapest_first(candidate);
+        // The rate of the item at which, from the dearest on, the room is full.
+        let mut kept = 0_u64;
+        let critical = order.iter().rev().find(|&&item| {
+            kept = kept.saturating_add(candidate.items[item].bytes.0);
+            kept > room.0
+        });
+        let Some(&critical) = critical else { return Some((0..candidate.items.len()).collect()) };
+        let rate = candidate.items[critical].time.0 / candidate.items[critical].bytes.0 as f64;
+        let reduced = |point: &Point| point.time.0 + rate * point.kept.0 as f64;
+        let mut slack = candidate.items[critical].time.0 / 64.0;
+        loop {
+            let policies = Self::near_of(candidate, rate, slack, MOST_WITHIN)?;
+            let least = policies.iter().map(|(point, _)| reduced(point)).fold(f64::INFINITY, f64::min);
+            // Time falls with what is kept: the first that is within the room takes least.
+            let best = policies.into_iter().find(|(point, _)| point.kept <= room);
+            match best {
+                // A better one would be nearer, and so among them.
+                Some((point, saved)) if point.time.0 + rate * room.0 as f64 <= least + slack => return Some(saved),
+                _ => slack *= 2.0,
+            }
+        }
+    }
+
+    /// The policy that saves these items, in ascending order or not.
+    #[must_use]
+    pub fn policy(candidate: &Candidate, saved: &[usize]) -> Point {
+        let all: f64 = candidate.fixed_time.0 + candidate.items.iter().map(|item| item.time.0).sum::<f64>();
+        let kept: Bytes = saved.iter().map(|&item| candidate.items[item].bytes).sum();
+        let gained: f64 = saved.iter().map(|&item| candidate.items[item].time.0).sum();
+        let time = Millis((all - gained).max(0.0));
+        Point { kept, freed: candidate.droppable.saturating_sub(kept), time, choice: NO_CHOICE }
     }
 
     /// The policies, the one that keeps most first; time rises with what is freed. Those that keep more than can be dropped
@@ -271,17 +326,6 @@ impl Frontier {
         let vertex = &self.hull[behind - 1];
         (vertex.freed, vertex.time)
     }
-}
-
-/// The items in the order in which it pays to drop them: the least time per byte first.
-fn cheapest_first(candidate: &Candidate) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..candidate.items.len()).collect();
-    let cost = |index: usize| (candidate.items[index].time.0, candidate.items[index].bytes.0 as f64);
-    order.sort_by(|&a, &b| {
-        let ((time_a, bytes_a), (time_b, bytes_b)) = (cost(a), cost(b));
-        (time_a * bytes_b).total_cmp(&(time_b * bytes_a)).then(a.cmp(&b))
-    });
-    order
 }
 
 fn signed(bytes: u64) -> i64 {

@@ -35,7 +35,7 @@ mod sac_region;
 mod sac_stats;
 mod tradeoff;
 
-pub use candidate::{Candidate, Candidates, Item};
+pub use candidate::{Candidate, Candidates, Item, Pricing};
 pub use curve::{DISCARD_OFFSET, TradeoffCurve};
 pub use error::TradeoffError;
 pub use fit::PiecewiseFit;

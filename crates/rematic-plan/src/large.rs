@@ -1,0 +1,68 @@
+//! One large region by itself.
+//!
+//! A region with very many operators, a whole model, has too many policies for a frontier. If nothing else is
+//! checkpointed its policy is a knapsack, and that is nearly solved by dropping the cheapest operators first; how many, the
+//! replay says. The knapsack for what that leaves is then solved exactly.
+
+use rematic_memory::Checkpoint;
+use rematic_trace::Bytes;
+use rematic_tradeoff::{Frontier, Pricing};
+
+use crate::exact::{self, Pick};
+use crate::problem::{Problem, Replayed};
+
+/// More large regions than this are not tried.
+const MOST_LARGE: usize = 3;
+/// For larger regions the knapsack is not solved: the last few bytes of the room matter little.
+const MOST_ITEMS: usize = 400;
+/// How often the knapsack is solved, with less room where the replay is above the budget.
+const REFILLS: usize = 4;
+
+impl Problem<'_> {
+    /// The best plan within the budget that checkpoints a single large region.
+    pub(crate) fn large_fit(&self, budget: Bytes) -> Option<(Vec<Checkpoint>, Replayed)> {
+        let large = (0..self.nodes.len()).filter(|&index| !self.nodes[index].frontier.is_exact());
+        let found = large.take(MOST_LARGE).filter_map(|node| self.alone(node, budget));
+        found.min_by(|(_, a), (_, b)| a.recompute.0.total_cmp(&b.recompute.0))
+    }
+
+    fn alone(&self, node: usize, budget: Bytes) -> Option<(Vec<Checkpoint>, Replayed)> {
+        let candidate = &self.priced(Pricing::High)[node].candidate;
+        let order = Frontier::cheapest_first(candidate);
+        let replay = |saved: &[usize]| {
+            let picks = [Pick { node, policy: Frontier::policy(candidate, saved), saved: saved.to_vec() }];
+            let checkpoints = exact::checkpoints(self, &picks);
+            let replayed = self.replay(&checkpoints);
+            (checkpoints, replayed)
+        };
+        let mut best = replay(&[]);
+        let (mut low, mut high) = (0, order.len());
+        if best.1.peak > budget {
+            return None;
+        }
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            let tried = replay(&order[middle..]);
+            if tried.1.peak <= budget {
+                (best, high) = (tried, middle);
+            } else {
+                low = middle;
+            }
+        }
+        let kept = |saved: &[usize]| -> u64 { saved.iter().map(|&item| candidate.items[item].bytes.0).sum() };
+        let mut room = kept(&order[high..]).saturating_add(budget.saturating_sub(best.1.peak).0);
+        for _ in 0..if order.len() > MOST_ITEMS { 0 } else { REFILLS } {
+            let Some(saved) = Frontier::best_within(candidate, Bytes(room)) else { break };
+            let tried = replay(&saved);
+            let over = tried.1.peak.saturating_sub(budget).0;
+            if over == 0 {
+                if tried.1.recompute.0 < best.1.recompute.0 {
+                    best = tried;
+                }
+                break;
+            }
+            room = kept(&saved).saturating_sub(over);
+        }
+        Some(best)
+    }
+}
