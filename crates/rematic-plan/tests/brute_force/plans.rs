@@ -4,7 +4,7 @@ use rematic_cost::Costs;
 use rematic_memory::{Checkpoint, Ledger, Regions};
 use rematic_plan::{Limits, Problem};
 use rematic_trace::{OpId, StepTrace};
-use rematic_tradeoff::{Candidate, Candidates};
+use rematic_tradeoff::{Candidates, Pricing};
 
 /// Peak and time of recomputation of every plan.
 pub(crate) struct Plans(Vec<(u64, f64, Vec<Checkpoint>)>);
@@ -24,7 +24,7 @@ impl Plans {
         let candidates: Vec<Candidate> = regions
             .all()
             .iter()
-            .map(|region| look.candidate(region))
+            .map(|region| look.candidate(region, Pricing::Low))
             .map(|candidate| if limits.whole { candidate.whole() } else { candidate })
             .collect();
         if candidates.iter().any(|candidate| candidate.items.len() > 12) || count(regions, &candidates, 0) > most {
