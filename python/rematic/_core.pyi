@@ -28,6 +28,9 @@ class Infeasible(PlanError):
     least_budget: int
     """The least budget that a plan was found for, in bytes."""
 
+class RematicWarning(UserWarning):
+    """Something that is most likely not what was meant."""
+
 @final
 class Op:
     """One operator of a step."""

@@ -8,7 +8,8 @@ use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Regions, Snapshot, repl
 use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace};
 use rematic_tradeoff::{Candidate, Candidates, Frontier};
 
-use crate::PlanError;
+use crate::cancel::Cancel;
+use crate::error::PlanError;
 use crate::selection::allowed;
 
 /// What may be planned, and what memory is counted.
@@ -25,11 +26,20 @@ pub struct Limits {
     pub never: Vec<String>,
     /// Regions are recomputed as a whole, as plain checkpointing does.
     pub whole: bool,
+    /// Ends planning early.
+    pub cancel: Cancel,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { allocator: Allocator::Cuda, world_size: 1, only: Vec::new(), never: Vec::new(), whole: false }
+        Limits {
+            allocator: Allocator::Cuda,
+            world_size: 1,
+            only: Vec::new(),
+            never: Vec::new(),
+            whole: false,
+            cancel: Cancel::default(),
+        }
     }
 }
 
@@ -100,6 +110,7 @@ pub struct Problem<'a> {
     pub(crate) ceilings: Vec<Ceiling>,
     /// For every operator, what limits the moment after it if no region around it is chosen.
     pub(crate) limit_of_op: Vec<Limit>,
+    pub(crate) cancel: Cancel,
     world_size: u64,
     ledger: Ledger,
     baseline: Replayed,
@@ -132,7 +143,7 @@ impl<'a> Problem<'a> {
         let regions = Regions::new(trace);
         let ledger = Ledger::new(trace, limits.allocator).sharded(limits.world_size);
         let allowed = allowed(trace, &regions, &limits)?;
-        let mut nodes = nodes(trace, costs, &regions, &ledger, &allowed, limits.whole);
+        let mut nodes = nodes(trace, costs, &regions, &ledger, &allowed, &limits);
         let mut ends: Vec<usize> = nodes.iter().map(|node| node.end).collect();
         ends.sort_unstable();
         ends.dedup();
@@ -146,6 +157,7 @@ impl<'a> Problem<'a> {
             ends,
             ceilings,
             limit_of_op,
+            cancel: limits.cancel,
             world_size: limits.world_size,
             ledger,
             baseline: Replayed {
@@ -180,6 +192,7 @@ impl<'a> Problem<'a> {
 
     /// The same, with a look at the bytes in use after every operator.
     pub(crate) fn replay_watched(&self, checkpoints: &[Checkpoint], mut watch: impl FnMut(Ran, u64)) -> Replayed {
+        self.cancel.check();
         let mut ledger = self.ledger.clone();
         let mut replayed = Replayed {
             peak: ledger.snapshot().total(),
@@ -233,7 +246,7 @@ fn nodes(
     regions: &Regions,
     ledger: &Ledger,
     allowed: &[bool],
-    whole: bool,
+    limits: &Limits,
 ) -> Vec<Node> {
     let totals = plain_totals(trace, ledger);
     let mut candidates = Candidates::new(trace, regions, ledger, costs);
@@ -241,8 +254,9 @@ fn nodes(
     let mut known: HashMap<Vec<u64>, (Arc<Candidate>, Arc<Frontier>)> = HashMap::new();
     let mut nodes: Vec<Node> = Vec::new();
     for (index, region) in regions.all().iter().enumerate().filter(|(index, _)| allowed[*index]) {
+        limits.cancel.check();
         let mut candidate = candidates.candidate(region);
-        if whole {
+        if limits.whole {
             candidate = candidate.whole();
         }
         let settled = candidate.settled;
