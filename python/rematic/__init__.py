@@ -10,6 +10,7 @@ Give it a step and a memory budget; without a GPU it says which activations to d
 Sizes are numbers of bytes or texts like "38GiB". What cannot be used raises a `RematicError`, which is a `ValueError`.
 """
 
+from rematic._benchmark import benchmark
 from rematic._core import (
     CostTable,
     Curve,
@@ -50,6 +51,7 @@ __all__ = [
     "Trace",
     "TraceError",
     "__version__",
+    "benchmark",
     "curve",
     "plan",
     "replay",

@@ -354,6 +354,9 @@ def signatures(trace: Trace) -> list[Signature]:
     Operators for which no kernel runs have none.
     """
 
+def modelled_shares(trace: Trace, device: str = "a100-80") -> list[float]:
+    """For each signature, the share of the step's time that the physical rule gives to its operators."""
+
 def sac_milp(
     nodes: Sequence[Mapping[str, Any]],
     inside: Sequence[Sequence[int]],

@@ -198,7 +198,8 @@ except KeyboardInterrupt:
 )
 def test_ctrl_c_stops_a_long_solve(model, call):
     code = LONG.format(model=model, call=call)
-    process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=pipe, stderr=pipe, text=True)
     try:
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.5)
@@ -207,7 +208,7 @@ def test_ctrl_c_stops_a_long_solve(model, call):
         assert process.stdout.readline() == "interrupted\n"
         assert time.monotonic() - start < 2
         assert float(process.stdout.readline()) < 0.1
-        assert process.wait(10) == 7
+        assert (process.wait(10), process.stderr.read()) == (7, "")
     finally:
         process.kill()
 
