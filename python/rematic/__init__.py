@@ -10,6 +10,7 @@ Give it a step and a memory budget; without a GPU it says which activations to d
 Sizes are numbers of bytes or texts like "38GiB". What cannot be used raises a `RematicError`, which is a `ValueError`.
 """
 
+from rematic._benchmark import benchmark
 from rematic._core import (
     CostTable,
     Curve,
@@ -21,6 +22,7 @@ from rematic._core import (
     PlanError,
     Region,
     RematicError,
+    RematicWarning,
     Replay,
     Signature,
     Trace,
@@ -43,11 +45,13 @@ __all__ = [
     "PlanError",
     "Region",
     "RematicError",
+    "RematicWarning",
     "Replay",
     "Signature",
     "Trace",
     "TraceError",
     "__version__",
+    "benchmark",
     "curve",
     "plan",
     "replay",

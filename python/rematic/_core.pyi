@@ -28,6 +28,9 @@ class Infeasible(PlanError):
     least_budget: int
     """The least budget that a plan was found for, in bytes."""
 
+class RematicWarning(UserWarning):
+    """Something that is most likely not what was meant."""
+
 @final
 class Op:
     """One operator of a step."""
@@ -350,6 +353,9 @@ def signatures(trace: Trace) -> list[Signature]:
 
     Operators for which no kernel runs have none.
     """
+
+def modelled_shares(trace: Trace, device: str = "a100-80") -> list[float]:
+    """For each signature, the share of the step's time that the physical rule gives to its operators."""
 
 def sac_milp(
     nodes: Sequence[Mapping[str, Any]],

@@ -64,7 +64,7 @@ def test_what_cannot_be_used_is_refused(small, table, tmp_path):
         (lambda: rematic.CostTable("d", [(signature, 1.0)] * 2), "the same as row 0"),
         (lambda: rematic.CostTable.from_json("[]"), "the table is not a cost table"),
         (lambda: rematic.CostTable.load(tmp_path / "none.json"), "cannot read the cost table"),
-        (lambda: small.stats(cost_table=table), "add --cost measured"),
+        (lambda: small.stats(cost_table=table), 'add cost="measured"'),
         (lambda: small.stats(cost="measured", cost_table=rematic.CostTable("d", [])), "none of the step's"),
     ]:
         with pytest.raises(rematic.RematicError) as caught:

@@ -30,7 +30,10 @@ def test_everything_public_is_there_and_typed():
     assert (package / "py.typed").exists()
     stubs = (package / "_core.pyi").read_text()
     for name in rematic.__all__:
-        assert getattr(rematic, name) is not None
+        public = getattr(rematic, name)
+        if not hasattr(rematic._core, name):
+            assert public.__annotations__["return"], name
+            continue
         assert f"class {name}" in stubs or f"def {name}(" in stubs or f"{name}: str" in stubs, name
 
 

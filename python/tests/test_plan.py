@@ -104,8 +104,19 @@ def test_a_budget_that_cannot_be_met(small):
     error = caught.value
     assert isinstance(error, rematic.PlanError) and isinstance(error, ValueError)
     assert error.budget == 100 * 2**10
-    assert f"Raise --budget to at least {error.least_budget} bytes" in str(error)
+    assert f"Raise budget to at least {error.least_budget} bytes, shard with world_size" in str(error)
+    assert "--" not in str(error)
     assert rematic.plan(small, error.least_budget).peak == error.least_budget
+
+
+def test_a_budget_that_the_device_does_not_have(small):
+    with pytest.warns(rematic.RematicWarning) as caught:
+        plan = rematic.plan(small, "100GiB", device="a100-80")
+    assert plan.outcome == "fits"
+    assert [str(warning.message) for warning in caught] == [
+        "the budget of 100.00 GiB is larger than the memory of NVIDIA A100 SXM4 80GB, 74.51 GiB"
+    ]
+    assert caught[0].filename == __file__
 
 
 def refused(error, parts, call, *arguments, **options):
@@ -126,21 +137,21 @@ def test_what_cannot_be_planned_is_refused(small):
     refused(rematic.PlanError, ["milp", "rematic.compat.sac_milp"], plan, small, "1GiB", planner="milp")
     refused(rematic.RematicError, ["planner is `magic`; give exact or greedy"], plan, small, "1GiB", planner="magic")
     refused(rematic.RematicError, ["cost is `guess`; give physical, torch or measured"], plan, small, "1GiB", cost="guess")
-    refused(rematic.RematicError, ["need a table"], plan, small, "1GiB", cost="measured")
-    refused(rematic.PlanError, ["`nothing*` matches no module"], plan, small, "1GiB", only="nothing*")
-    refused(rematic.PlanError, ["world size is 0"], plan, small, "1GiB", world_size=0)
+    refused(rematic.RematicError, ["need a table", "give it as cost_table"], plan, small, "1GiB", cost="measured")
+    refused(rematic.PlanError, ["only nothing* matches no module"], plan, small, "1GiB", only="nothing*")
+    refused(rematic.PlanError, ["world_size is 0"], plan, small, "1GiB", world_size=0)
 
 
 def test_plans_for_other_models_are_refused(small, seed, plan):
     other = rematic.Trace.model("gpt2", layers=2, batch=1, seq=32)
-    refused(rematic.PlanError, ["for another model", "call 0 of `Transformer."], rematic.replay, other, plan)
+    refused(rematic.PlanError, ["for another step", "call 0 (from 0) of `Transformer."], rematic.replay, other, plan)
     no_dropout = rematic.Trace.model("seed-transformer", dropout=0.0)
-    refused(rematic.PlanError, ["for another model", "operator"], rematic.replay, no_dropout, plan)
+    refused(rematic.PlanError, ["for another step", "operator"], rematic.replay, no_dropout, plan)
 
 
 def test_plans_that_are_none_are_refused(tmp_path):
     refused(rematic.PlanError, ["the plan is not a plan", "line 1"], rematic.Plan.from_json, "hello")
-    refused(rematic.PlanError, ["version 7", "up to version 1"], rematic.Plan.from_json, '{"format":"rematic-plan","version":7}')
+    refused(rematic.PlanError, ["version 7", "reads 1 to 1"], rematic.Plan.from_json, '{"format":"rematic-plan","version":7}')
     refused(rematic.PlanError, ["cannot read", "none.json"], rematic.Plan.load, tmp_path / "none.json")
 
 
@@ -160,22 +171,35 @@ def test_curves_fall_with_the_budget(small):
     refused(rematic.RematicError, ["points is 1; give a number from 2 to 10000"], rematic.curve, small, 1)
 
 
-# Minutes of work, if nothing stops it.
+# Minutes of work, if nothing stops it; afterwards, how long the worker goes on, and whether it computes at all then.
 LONG = """
-import sys, rematic
-trace = rematic.Trace.model("llama-3-8b", batch=4, seq=8192)
+import sys, threading, time, rematic
+trace = rematic.Trace.model("{model}", batch=4, seq=8192)
 print("ready", flush=True)
 try:
-    rematic.curve(trace, 10_000, world_size=64)
+    {call}
 except KeyboardInterrupt:
     print("interrupted", flush=True)
+    time.sleep(0.5)
+    before = time.process_time()
+    time.sleep(0.5)
+    print(time.process_time() - before, flush=True)
     sys.exit(7)
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_ctrl_c_stops_a_long_solve():
-    process = subprocess.Popen([sys.executable, "-c", LONG], stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize(
+    ("model", "call"),
+    [
+        ("llama-3-8b", "rematic.curve(trace, 10_000, world_size=64)"),
+        ("llama-3-405b", "[rematic.plan(trace, size << 30, world_size=64) for size in range(300, 900)]"),
+    ],
+)
+def test_ctrl_c_stops_a_long_solve(model, call):
+    code = LONG.format(model=model, call=call)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=pipe, stderr=pipe, text=True)
     try:
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.5)
@@ -183,7 +207,8 @@ def test_ctrl_c_stops_a_long_solve():
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"
         assert time.monotonic() - start < 2
-        assert process.wait(10) == 7
+        assert float(process.stdout.readline()) < 0.1
+        assert (process.wait(10), process.stderr.read()) == (7, "")
     finally:
         process.kill()
 

@@ -210,6 +210,19 @@ impl Costs {
         }
         step
     }
+
+    /// For each of the step's signatures, the share of the step's time of all operators that have it, from 0 to 1.
+    #[must_use]
+    pub fn shares(&self, signatures: &Signatures) -> Vec<f64> {
+        let mut times = vec![0.0; signatures.all().len()];
+        for (signature, time) in signatures.of_op().iter().zip(&self.times) {
+            if let Some(signature) = signature {
+                times[*signature] += time.0;
+            }
+        }
+        let step = self.step().time.0;
+        times.into_iter().map(|time| if step > 0.0 { time / step } else { 0.0 }).collect()
+    }
 }
 
 fn row(phase: Phase) -> usize {

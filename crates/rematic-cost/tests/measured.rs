@@ -51,6 +51,8 @@ fn what_was_measured_counts_and_the_rest_is_physical() {
     assert!(measured.to_string().starts_with("2 of 3 kernels, 99."), "{measured}");
     assert!(measured.to_string().ends_with("measured on bench"), "{measured}");
     assert_eq!(physical.measurements(), None);
+    let shares = physical.shares(&Signatures::new(&step.trace));
+    assert!((shares[0] - 2.0 / 3.0).abs() < 1e-12 && (shares[1] - 1.0 / 3.0).abs() < 1e-12, "{shares:?}");
 }
 
 #[test]

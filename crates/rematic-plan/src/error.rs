@@ -78,6 +78,9 @@ pub enum PlanError {
         /// What it said.
         reason: String,
     },
+    /// Somebody wanted no answer any more.
+    #[error("planning was cancelled; plan again for an answer")]
+    Cancelled,
     /// Facts about a region that do not fit each other.
     #[error(transparent)]
     Tradeoff(#[from] TradeoffError),

@@ -397,6 +397,7 @@ impl<'a> Case<'a> {
         let first = order.first().copied();
         order.sort_by_key(|&rank| (Some(rank) != first, rank));
         for rank in order {
+            problem.cancel.check();
             let need = self.needs[rank] as f64;
             let position = problem.ends[rank - 1];
             let raised = |rate: f64, worth: &[f64]| -> Vec<f64> {
@@ -503,6 +504,7 @@ impl<'a> Case<'a> {
             }
         }
         for at in 1..picks.len() {
+            self.problem.cancel.check();
             let (first, second) = (&picks[at - 1], &picks[at]);
             let Some(spare) = self.spare(picks).filter(|_| exact(first) && exact(second)) else { continue };
             let (nodes, worth) = ([first.node, second.node], |pick: &Pick| self.freed(pick.node, &pick.policy));
@@ -573,6 +575,7 @@ impl<'a> Case<'a> {
 
     /// The dynamic programme, without pairs whose bound lies above the guess.
     fn programme(&self, rates: &Rates, guess: f64, thin: bool) -> Run {
+        self.problem.cancel.check();
         let nodes = self.nodes;
         // Least reduced time of all that can come before.
         let mut before = vec![f64::INFINITY; nodes.len() + 1];

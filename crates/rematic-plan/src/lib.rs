@@ -7,6 +7,7 @@
 //! which operators of one region to save, and [`milp()`] (`sac_milp`) which modules of a [`ModuleGraph`] to checkpoint.
 //! [`Problem::replay_milp`] puts the two together, and says what the replay says.
 
+mod cancel;
 mod document;
 mod enumeration;
 mod error;
@@ -21,6 +22,7 @@ mod problem;
 mod selection;
 mod stats;
 
+pub use cancel::Cancel;
 pub use document::{Choice, DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlannedOp, PlannedRegion};
 pub use error::PlanError;
 pub use graph::{GraphModule, GraphTradeoff, ModuleGraph};

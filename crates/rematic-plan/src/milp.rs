@@ -57,7 +57,7 @@ use std::time::Duration;
 use rematic_trace::{Bytes, Millis};
 use serde::Serialize;
 
-use crate::{ModuleGraph, PlanError};
+use crate::{Cancel, ModuleGraph, PlanError};
 use model::Model;
 
 /// How the planner solves its model. Both ways give the best plan.
@@ -89,6 +89,8 @@ pub struct MilpOptions {
     pub gap: f64,
     /// The general solver stops after this time with the best plan found.
     pub time_limit: Option<Duration>,
+    /// Ends planning early.
+    pub cancel: Cancel,
 }
 
 /// Torch stops its solver after this time.
@@ -106,6 +108,7 @@ impl MilpOptions {
             method: MilpMethod::default(),
             gap: 0.0,
             time_limit: Some(TIME_LIMIT),
+            cancel: Cancel::default(),
         }
     }
 }
@@ -201,6 +204,7 @@ pub fn milp(graph: &ModuleGraph, options: &MilpOptions) -> Result<MilpOutcome, P
 /// chain; the given one if the chain does not apply.
 fn least(graph: &ModuleGraph, options: &MilpOptions, eligible: &[bool], bound: Bytes) -> Bytes {
     let feasible = |budget: Bytes| {
+        options.cancel.check();
         let model = Model::new(graph, &MilpOptions { budget, ..options.clone() }, eligible);
         if model.needs.is_empty() {
             Some(true)

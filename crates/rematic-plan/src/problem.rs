@@ -8,7 +8,8 @@ use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Regions, Snapshot, repl
 use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace};
 use rematic_tradeoff::{Candidate, Candidates, Frontier, Pricing};
 
-use crate::PlanError;
+use crate::cancel::Cancel;
+use crate::error::PlanError;
 use crate::selection::allowed;
 
 /// What may be planned, and what memory is counted.
@@ -25,11 +26,20 @@ pub struct Limits {
     pub never: Vec<String>,
     /// Regions are recomputed as a whole, as plain checkpointing does.
     pub whole: bool,
+    /// Ends planning early.
+    pub cancel: Cancel,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { allocator: Allocator::Cuda, world_size: 1, only: Vec::new(), never: Vec::new(), whole: false }
+        Limits {
+            allocator: Allocator::Cuda,
+            world_size: 1,
+            only: Vec::new(),
+            never: Vec::new(),
+            whole: false,
+            cancel: Cancel::default(),
+        }
     }
 }
 
@@ -102,6 +112,7 @@ pub struct Problem<'a> {
     pub(crate) ceilings: Vec<Ceiling>,
     /// For every operator, what limits the moment after it if no region around it is chosen.
     pub(crate) limit_of_op: Vec<Limit>,
+    pub(crate) cancel: Cancel,
     world_size: u64,
     ledger: Ledger,
     baseline: Replayed,
@@ -135,7 +146,7 @@ impl<'a> Problem<'a> {
         let ledger = Ledger::new(trace, limits.allocator).sharded(limits.world_size);
         let allowed = allowed(trace, &regions, &limits)?;
         let [mut nodes, mut dear_nodes] = [Pricing::Low, Pricing::High]
-            .map(|pricing| nodes(trace, costs, &regions, &ledger, &allowed, limits.whole, pricing));
+            .map(|pricing| nodes(trace, costs, &regions, &ledger, &allowed, &limits, pricing));
         let mut ends: Vec<usize> = nodes.iter().map(|node| node.end).collect();
         ends.sort_unstable();
         ends.dedup();
@@ -151,6 +162,7 @@ impl<'a> Problem<'a> {
             ends,
             ceilings,
             limit_of_op,
+            cancel: limits.cancel,
             world_size: limits.world_size,
             ledger,
             baseline: Replayed {
@@ -185,6 +197,7 @@ impl<'a> Problem<'a> {
 
     /// The same, with a look at the bytes in use after every operator.
     pub(crate) fn replay_watched(&self, checkpoints: &[Checkpoint], mut watch: impl FnMut(Ran, u64)) -> Replayed {
+        self.cancel.check();
         let mut ledger = self.ledger.clone();
         let mut replayed = Replayed {
             peak: ledger.snapshot().total(),
@@ -246,7 +259,7 @@ fn nodes(
     regions: &Regions,
     ledger: &Ledger,
     allowed: &[bool],
-    whole: bool,
+    limits: &Limits,
     pricing: Pricing,
 ) -> Vec<Node> {
     let totals = plain_totals(trace, ledger);
@@ -255,8 +268,9 @@ fn nodes(
     let mut known: HashMap<Vec<u64>, (Arc<Candidate>, Arc<Frontier>)> = HashMap::new();
     let mut nodes: Vec<Node> = Vec::new();
     for (index, region) in regions.all().iter().enumerate().filter(|(index, _)| allowed[*index]) {
+        limits.cancel.check();
         let mut candidate = candidates.candidate(region, pricing);
-        if whole {
+        if limits.whole {
             candidate = candidate.whole();
         }
         let settled = candidate.settled;

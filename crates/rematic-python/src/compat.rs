@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use pyo3::prelude::*;
-use rematic::{Bytes, Millis, MilpOptions, MilpOutcome, ModuleGraph, milp};
+use rematic::{Bytes, Cancel, Millis, MilpOptions, MilpOutcome, ModuleGraph, milp};
 use rematic_plan::{Decision, GraphModule, GraphTradeoff, PlanError};
 use rematic_tradeoff::SacStats;
 
@@ -68,7 +68,11 @@ pub(crate) fn sac_milp(
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and it saturates")]
     let mut options = MilpOptions::new(Bytes((memory_budget * GIB).floor() as u64));
     options.world_size = world_size;
-    let outcome = interruptible(py, move || milp(&graph, &options))?.map_err(exception)?;
+    let work = move |cancel: Cancel| {
+        options.cancel = cancel.clone();
+        cancel.catch(|| milp(&graph, &options))?
+    };
+    let outcome = interruptible(py, work)?.map_err(exception)?;
     Ok(match outcome {
         MilpOutcome::Fits { peak } => Some((Vec::new(), 0.0, peak.0)),
         MilpOutcome::Planned(plan) => {
@@ -183,7 +187,7 @@ pub(crate) fn optimal_policy(py: Python<'_>, stats: Stats, memory_budget: f64) -
         inplace_ops: stats.inplace_ops,
         force_store_random: stats.force_store_random,
     };
-    match interruptible(py, move || rematic::optimal_policy(&stats, memory_budget))? {
+    match interruptible(py, move |_| rematic::optimal_policy(&stats, memory_budget))? {
         Ok(policy) => Ok(Some(policy.into_iter().map(|decision| u32::from(decision == Decision::Save)).collect())),
         Err(PlanError::PolicyTooSmall { .. }) => Ok(None),
         Err(error) => Err(exception(error)),

@@ -1,10 +1,10 @@
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
-use rematic::{Dtype, Millis, Signatures};
+use rematic::{CostRule, CostSource, Dtype, Millis, Signatures, Target};
 use rematic_trace::Layout;
 
-use crate::error::{RematicError, cost_exception};
+use crate::error::{RematicError, cost_exception, exception};
 use crate::trace::{LayoutTuple, Trace, layout_tuple};
 
 /// What an operator's time depends on, and how many operators of a step have it.
@@ -42,6 +42,16 @@ pub(crate) fn signatures(py: Python<'_>, trace: &Trace) -> Vec<Signature> {
         count: *count,
     };
     signatures.all().iter().map(signature).collect()
+}
+
+/// For each signature of a step, in their order, the share of the step's time that the physical rule gives to the
+/// operators that have it.
+#[pyfunction]
+#[pyo3(signature = (trace, device="a100-80"))]
+pub(crate) fn modelled_shares(py: Python<'_>, trace: &Trace, device: &str) -> PyResult<Vec<f64>> {
+    let target = Target::find(device, None, CostSource::Rule(CostRule::Physical)).map_err(exception)?;
+    let shares = py.detach(|| target.costs(&trace.step).map(|costs| costs.shares(&Signatures::new(&trace.step))));
+    shares.map_err(exception)
 }
 
 /// Measured times of operators on one device.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
-use rematic::{CurveAnswer, Style};
+use rematic::{CurveAnswer, Limits, Style};
 
 use crate::error::{RematicError, exception};
 use crate::option::{self, Patterns, TableOrPath, target};
@@ -119,6 +119,7 @@ pub(crate) fn curve(
     let target = target(device, device_file, cost, cost_table, allocator)?;
     let limits = option::limits(only, never, whole, world_size);
     let step = Arc::clone(&trace.step);
-    let answer = interruptible(py, move || target.curve(&step, limits, points, || {}))?.map_err(exception)?;
+    let answer = interruptible(py, move |cancel| target.curve(&step, Limits { cancel, ..limits }, points, || {}))?
+        .map_err(exception)?;
     Ok(Curve { answer, model: trace.step.model.clone() })
 }

@@ -1,7 +1,9 @@
 //! The one place where Rust's errors become exceptions.
 
+use std::ffi::CString;
+
 use pyo3::create_exception;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyUserWarning, PyValueError};
 use pyo3::prelude::*;
 use rematic::{Bytes, CostError, Error};
 
@@ -15,17 +17,20 @@ create_exception!(
     "No plan meets the budget; `least_budget` is the least that one meets."
 );
 
+create_exception!(rematic, RematicWarning, PyUserWarning, "Something that is most likely not what was meant.");
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add("RematicError", py.get_type::<RematicError>())?;
     module.add("TraceError", py.get_type::<TraceError>())?;
     module.add("PlanError", py.get_type::<PlanError>())?;
-    module.add("Infeasible", py.get_type::<Infeasible>())
+    module.add("Infeasible", py.get_type::<Infeasible>())?;
+    module.add("RematicWarning", py.get_type::<RematicWarning>())
 }
 
 pub(crate) fn exception(error: impl Into<Error>) -> PyErr {
     let error = error.into();
-    let text = error.to_string();
+    let text = in_python(&error.to_string());
     match error {
         Error::Model(_)
         | Error::File(_)
@@ -43,9 +48,30 @@ pub(crate) fn cost_exception(error: CostError) -> PyErr {
 
 /// The exception for a budget that cannot be met.
 pub(crate) fn infeasible(py: Python<'_>, words: &str, budget: Bytes, least: Bytes) -> PyErr {
-    let error = Infeasible::new_err(words.trim_end().to_owned());
+    let error = Infeasible::new_err(in_python(words.trim_end()));
     let value = error.value(py);
     // Exceptions take any attribute.
     let set = value.setattr("budget", budget.0).and_then(|()| value.setattr("least_budget", least.0));
     set.err().unwrap_or(error)
+}
+
+/// Warns whoever called.
+pub(crate) fn warn(py: Python<'_>, text: String) -> PyResult<()> {
+    PyErr::warn(py, &py.get_type::<RematicWarning>(), &CString::new(text)?, 1)
+}
+
+/// Options have the same names in Python and on the command line, which most errors speak of: `--world-size` there is
+/// `world_size` here. What stands in backticks is for a shell.
+fn in_python(text: &str) -> String {
+    let outside = |part: &str| {
+        let words = part.split_inclusive([' ', '\n']).map(|word| match word.strip_prefix("--") {
+            Some(option) if option.starts_with(|first: char| first.is_ascii_lowercase()) => option.replace('-', "_"),
+            _ => word.to_owned(),
+        });
+        words.collect::<String>()
+    };
+    let parts = text.split('`').enumerate();
+    let parts: Vec<String> =
+        parts.map(|(at, part)| if at % 2 == 0 { outside(part) } else { part.to_owned() }).collect();
+    parts.join("`")
 }

@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use rematic::{
-    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Limits, Optimizer, Planner, Target,
-};
+use rematic::{Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Limits, Optimizer, Planner, Target};
 
 use crate::cost::CostTable;
 use crate::error::{PlanError, RematicError, exception};
@@ -83,8 +81,14 @@ pub(crate) fn target(
     let source = match (rule, cost_table) {
         (None, Some(TableOrPath::Table(table))) => CostSource::Table(table.table.clone()),
         (None, Some(TableOrPath::Path(path))) => CostSource::table(&path).map_err(exception)?,
-        (None, None) => return Err(exception(Error::NoTable)),
-        (Some(_), Some(_)) => return Err(exception(Error::UnusedTable)),
+        (None, None) => {
+            let text = "measured times need a table; measure one with rematic.benchmark, and give it as cost_table";
+            return Err(RematicError::new_err(text));
+        }
+        (Some(_), Some(_)) => {
+            let text = "a cost table is only used for measured times; add cost=\"measured\"";
+            return Err(RematicError::new_err(text));
+        }
         (Some(rule), None) => CostSource::Rule(rule),
     };
     let mut target = Target::find(device, device_file.as_deref(), source).map_err(exception)?;

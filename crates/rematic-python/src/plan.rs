@@ -3,10 +3,10 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use rematic::{Fit, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Verdict};
+use rematic::{Fit, Limits, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Verdict};
 use rematic_plan::Choice;
 
-use crate::error::{exception, infeasible};
+use crate::error::{exception, infeasible, warn};
 use crate::option::{self, Patterns, TableOrPath, target};
 use crate::trace::Trace;
 use crate::work::interruptible;
@@ -238,7 +238,11 @@ pub(crate) fn plan(
     let budget = budget.map(option::size).transpose()?.unwrap_or(target.device.memory);
     let limits = option::limits(only, never, whole, world_size);
     let step = Arc::clone(&trace.step);
-    let answer = interruptible(py, move || target.plan(&step, limits, planner, budget))?.map_err(exception)?;
+    if let Some(warning) = target.budget_warning(budget) {
+        warn(py, warning)?;
+    }
+    let work = move |cancel| target.plan(&step, Limits { cancel, ..limits }, planner, budget);
+    let answer = interruptible(py, work)?.map_err(exception)?;
     if answer.fit == Fit::Infeasible {
         let words = answer.report(&trace.step).text(Style::default());
         return Err(infeasible(py, &words, budget, answer.replayed.peak));

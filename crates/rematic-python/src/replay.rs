@@ -97,7 +97,7 @@ pub(crate) fn replay(
     let target = target(device.unwrap_or(&document.device), device_file, cost, cost_table, allocator)?;
     let limits = option::limits(None, None, false, world_size.unwrap_or(document.world_size));
     let step = Arc::clone(&trace.step);
-    let answer = interruptible(py, move || target.replay(&step, limits, document))?.map_err(exception)?;
+    let answer = interruptible(py, move |_| target.replay(&step, limits, document))?.map_err(exception)?;
     let name = |op: &rematic_trace::OpId| trace.step.op_name(trace.step.op(*op)).to_owned();
     let recomputed = answer.replayed.recomputed.iter().map(name).collect();
     let plan = Py::new(py, Plan::of(answer.clone(), &trace.step))?;

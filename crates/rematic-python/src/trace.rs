@@ -81,7 +81,7 @@ impl Trace {
             None => Target::default_allocator(&self.step),
         };
         let step = Arc::clone(&self.step);
-        interruptible(py, move || Timeline::replay(&step, allocator))
+        interruptible(py, move |_| Timeline::replay(&step, allocator))
     }
 }
 
@@ -94,14 +94,14 @@ impl Trace {
     #[staticmethod]
     fn from_bytes(py: Python<'_>, data: PyBackedBytes) -> PyResult<Self> {
         let data = data.to_vec();
-        let read = interruptible(py, move || StepTrace::from_bytes(&data, Path::new(IN_MEMORY)))?;
+        let read = interruptible(py, move |_| StepTrace::from_bytes(&data, Path::new(IN_MEMORY)))?;
         read.map(Trace::new).map_err(exception)
     }
 
     /// Reads and validates a trace file.
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        interruptible(py, move || StepTrace::read(&path))?.map(Trace::new).map_err(exception)
+        interruptible(py, move |_| StepTrace::read(&path))?.map(Trace::new).map_err(exception)
     }
 
     /// Traces a built-in model, or the one that a Hugging Face config (a path, or a dict) describes.
@@ -144,7 +144,7 @@ impl Trace {
                 path.to_str().ok_or_else(|| TraceError::new_err("the name of the model is not text in UTF-8"))?;
             Source::open(name).map_err(exception)?
         };
-        interruptible(py, move || source.trace(&options))?.map(Trace::new).map_err(exception)
+        interruptible(py, move |_| source.trace(&options))?.map(Trace::new).map_err(exception)
     }
 
     /// Writes the trace; a name that ends in `.zst` compresses it.
@@ -250,7 +250,7 @@ impl Trace {
     ) -> PyResult<Bound<'py, PyAny>> {
         let target = target(device, device_file, cost, cost_table, allocator)?;
         let step = Arc::clone(&self.step);
-        let json = interruptible(py, move || {
+        let json = interruptible(py, move |_| {
             StepReport::new((*step).clone(), &target).map(|report| report.stats().json(timeline))
         })?;
         py.import("json")?.call_method1("loads", (json.map_err(exception)?,))

@@ -1,4 +1,4 @@
-//! Long computations that Ctrl-C can end.
+//! Long computations that Ctrl-C ends.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Builder;
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use rematic::Cancel;
 
 /// How often the calling thread looks for signals.
 const POLL: Duration = Duration::from_millis(50);
@@ -13,15 +14,17 @@ const POLL: Duration = Duration::from_millis(50);
 const STACK: usize = 8 << 20;
 
 /// Computes on a thread of its own, without the GIL, while the calling thread looks for signals. After one the caller
-/// goes on at once with `KeyboardInterrupt`; the thread holds no Python object, and its answer is thrown away.
+/// goes on at once with `KeyboardInterrupt`, and the work is cancelled; the thread holds no Python object.
 pub(crate) fn interruptible<T: Send + 'static>(
     py: Python<'_>,
-    work: impl FnOnce() -> T + Send + 'static,
+    work: impl FnOnce(Cancel) -> T + Send + 'static,
 ) -> PyResult<T> {
     let (sender, receiver) = channel();
+    let cancel = Cancel::default();
+    let given = cancel.clone();
     Builder::new().name("rematic".to_owned()).stack_size(STACK).spawn(move || {
         // Nobody listens any more after a signal.
-        let _ = sender.send(work());
+        let _ = sender.send(work(given));
     })?;
     // A channel may not be shared between threads, so it goes there and back.
     let mut receiver = Some(receiver);
@@ -33,7 +36,7 @@ pub(crate) fn interruptible<T: Send + 'static>(
         });
         match answer {
             Some(Ok(answer)) => return Ok(answer),
-            Some(Err(RecvTimeoutError::Timeout)) => py.check_signals()?,
+            Some(Err(RecvTimeoutError::Timeout)) => py.check_signals().inspect_err(|_| cancel.cancel())?,
             Some(Err(RecvTimeoutError::Disconnected)) | None => {
                 return Err(PyRuntimeError::new_err("rematic failed; the message above says where: please report it"));
             }

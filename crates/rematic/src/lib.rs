@@ -30,7 +30,7 @@ pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
 pub use rematic_memory::{Allocator, Timeline};
 pub use rematic_plan::{
-    Baseline, DocumentError, Infeasible, Limits, MilpOptions, MilpOutcome, ModuleGraph, ModuleStats, Outcome,
+    Baseline, Cancel, DocumentError, Infeasible, Limits, MilpOptions, MilpOutcome, ModuleGraph, ModuleStats, Outcome,
     PlanDocument, PlanError, Problem, Replayed, Solution, StepStats, milp, optimal_policy,
 };
 pub use rematic_report::{

@@ -85,7 +85,7 @@ impl Target {
     /// Finds what to drop and recompute so that the step fits a budget.
     ///
     /// # Errors
-    /// If the step cannot be costed, the limits leave nothing to plan, or the budget is zero.
+    /// If the step cannot be costed, the limits leave nothing to plan or are cancelled, or the budget is zero.
     pub fn plan(
         &self,
         trace: &StepTrace,
@@ -97,11 +97,15 @@ impl Target {
             return Err(Error::NoBudget { found: budget });
         }
         let costs = self.costs(trace)?;
-        let problem = self.problem(trace, &costs, limits)?;
-        let outcome = match planner {
-            Planner::Exact => problem.exact(budget),
-            Planner::Greedy => problem.greedy(budget),
-        };
+        let cancel = limits.cancel.clone();
+        let (problem, outcome) = cancel.catch(|| -> Result<_, Error> {
+            let problem = self.problem(trace, &costs, limits)?;
+            let outcome = match planner {
+                Planner::Exact => problem.exact(budget),
+                Planner::Greedy => problem.greedy(budget),
+            };
+            Ok((problem, outcome))
+        })??;
         let (fit, solution) = match outcome {
             Outcome::Fits => {
                 let replayed = problem.baseline().clone();
@@ -117,7 +121,7 @@ impl Target {
     /// Plans for budgets from the step as it is down to the least that can be reached; `progress` is told after each one.
     ///
     /// # Errors
-    /// If the step cannot be costed, or the limits leave nothing to plan.
+    /// If the step cannot be costed, or the limits leave nothing to plan or are cancelled.
     pub fn curve(
         &self,
         trace: &StepTrace,
@@ -126,7 +130,9 @@ impl Target {
         progress: impl Fn() + Sync,
     ) -> Result<CurveAnswer, Error> {
         let costs = self.costs(trace)?;
-        let curve = self.problem(trace, &costs, limits)?.curve(points, progress);
+        let cancel = limits.cancel.clone();
+        let curve = cancel
+            .catch(|| -> Result<_, Error> { Ok(self.problem(trace, &costs, limits)?.curve(points, progress)) })??;
         let point = |(budget, solution): (Bytes, Solution)| CurvePoint {
             budget_bytes: budget,
             peak_bytes: solution.replayed.peak,

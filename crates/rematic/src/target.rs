@@ -4,7 +4,7 @@ use rematic_cost::{CostRule, CostTable, Costs, Device, Devices};
 use rematic_memory::{Allocator, Timeline};
 use rematic_plan::StepStats;
 use rematic_report::StatsReport;
-use rematic_trace::StepTrace;
+use rematic_trace::{Bytes, StepTrace};
 
 use crate::error::Error;
 
@@ -66,6 +66,13 @@ impl Target {
             CostSource::Rule(rule) => Costs::new(trace, &self.device, *rule)?,
             CostSource::Table(table) => Costs::measured(trace, &self.device, table)?,
         })
+    }
+
+    /// What there is to say about a budget that the device does not have.
+    #[must_use]
+    pub fn budget_warning(&self, budget: Bytes) -> Option<String> {
+        let Device { product, memory, .. } = &self.device;
+        (budget > *memory).then(|| format!("the budget of {budget} is larger than the memory of {product}, {memory}"))
     }
 
     /// How the step's memory is rounded: as asked for, or else as the step itself says.

@@ -1,7 +1,8 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use microlp::{
-    ComparisonOp, Error, OptimizationDirection, Problem, SolutionStatus, SolveOptions, SolveOutcome, Variable,
+    ComparisonOp, Error, OptimizationDirection, Problem, ResumeOptions, SolutionStatus, SolveOptions, SolveOutcome,
+    TerminationReason, Variable,
 };
 use rematic_trace::{Bytes, Millis};
 
@@ -112,10 +113,7 @@ impl<'a> Model<'a> {
     /// The best choice, or `None` if there is none.
     pub(super) fn solve(&self, options: &MilpOptions) -> Result<Option<Solution>, PlanError> {
         let written = Written::new(self);
-        let mut settings = SolveOptions::default();
-        settings.mip_gap = options.gap;
-        settings.time_limit = options.time_limit;
-        let outcome = match written.problem.solve_with(settings) {
+        let outcome = match solve_in_slices(&written.problem, options) {
             Ok(outcome) => outcome,
             Err(Error::Infeasible) => return Ok(None),
             Err(error) => {
@@ -139,6 +137,27 @@ impl<'a> Model<'a> {
             chosen,
         }))
     }
+}
+
+/// The solver cannot be cancelled while it runs, but it can be resumed: this is how long it runs at a time.
+const SLICE: Duration = Duration::from_millis(200);
+
+fn solve_in_slices(problem: &Problem, options: &MilpOptions) -> Result<SolveOutcome, Error> {
+    let start = Instant::now();
+    let slice = || options.time_limit.map_or(SLICE, |limit| limit.saturating_sub(start.elapsed()).min(SLICE));
+    let mut settings = SolveOptions::default();
+    settings.mip_gap = options.gap;
+    settings.time_limit = Some(slice());
+    options.cancel.check();
+    let mut outcome = problem.solve_with(settings)?;
+    while outcome.termination_reason() == TerminationReason::TimeLimit && slice() > Duration::ZERO {
+        options.cancel.check();
+        let mut settings = ResumeOptions::default();
+        settings.mip_gap = Some(options.gap);
+        settings.time_limit = Some(slice());
+        outcome = outcome.resume_with(settings)?;
+    }
+    Ok(outcome)
 }
 
 fn candidate(graph: &ModuleGraph, module: usize) -> Option<Candidate> {

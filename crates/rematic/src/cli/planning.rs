@@ -21,11 +21,8 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<Answer, Failure> {
     }
     let target = arguments.limits.step.target()?;
     let trace = read(&arguments.limits.step.source)?;
-    if arguments.budget > target.device.memory {
-        warn(&format!(
-            "the budget of {} is larger than the memory of {}, {}",
-            arguments.budget, target.device.product, target.device.memory
-        ));
+    if let Some(warning) = target.budget_warning(arguments.budget) {
+        warn(&warning);
     }
     let planner = match arguments.planner {
         PlannerName::Milp => return torch_plan(arguments, &trace, &target),
