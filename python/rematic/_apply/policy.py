@@ -10,10 +10,12 @@ from rematic._core import Region
 
 from .errors import Mismatch
 
-DETACH = torch.ops.aten.detach.default
+aten = torch.ops.aten
+DETACH = aten.detach.default
 # What capture does not record: they run no kernel.
 UNRECORDED = ("profiler", "prim", "prims")
-_RANDOM = torch.Tag.nondeterministic_seeded
+# In training these update running statistics, without declaring it.
+BATCH_NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default)
 
 
 def name_of(func: Any) -> str:
@@ -36,23 +38,37 @@ class Policy:
         self.positions = [index for index, _, _ in listed]
         self.names = [name for _, name, _ in listed]
         self.saves = [saved for _, _, saved in listed]
-        # The operators themselves: compared faster than names. Filled in as they are met.
-        self.ops: list[Any] = [None] * len(listed)
-        # Random numbers must come again as they came only if they are drawn again.
-        self.draws = any(not saved and _may_draw(name) for _, name, saved in listed)
+        self._forget_ops()
+
+    def _forget_ops(self) -> None:
+        # The operators themselves, which are compared faster than their names, and what must be known about them. They
+        # are filled in as they are met.
+        self.ops: list[Any] = [None] * len(self.names)
+        self.draws = [False] * len(self.names)
+        self.changes = [False] * len(self.names)
+        # Whether nothing is to be done but to run it.
+        self.plain = [False] * len(self.names)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "ops": [None] * len(self.ops)}
+        left_out = ("ops", "draws", "changes", "plain")
+        return {key: value for key, value in self.__dict__.items() if key not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget_ops()
 
     def meets(self, at: int, func: Any) -> bool:
         """Whether the region's operator at this place is the one that runs now."""
-        if at < len(self.ops) and name_of(func) == self.names[at]:
-            self.ops[at] = func
-            return True
-        return False
+        if at >= len(self.names) or name_of(func) != self.names[at]:
+            return False
+        self.draws[at] = torch.Tag.nondeterministic_seeded in func.tags or func.namespace != "aten"
+        self.changes[at] = func._schema.is_mutable
+        self.plain[at] = not (self.saves[at] or self.draws[at] or self.changes[at] or func in BATCH_NORMS)
+        self.ops[at] = func
+        return True
 
     def mismatch(self, at: int, func: Any, *, again: bool = False, hint: str = "") -> Mismatch:
-        """The error that another operator runs; None if none does any more."""
+        """The error that another operator runs, or none any more."""
         listed = at < len(self.names)
         return Mismatch(
             self.module,
@@ -63,13 +79,3 @@ class Policy:
             again=again,
             hint=hint,
         )
-
-
-def _may_draw(name: str) -> bool:
-    """Whether an operator draws random numbers. Of those that are not known yet, it is assumed."""
-    *namespace, packet, overload = name.split(".")
-    try:
-        func = getattr(getattr(getattr(torch.ops, namespace[0] if namespace else "aten"), packet), overload)
-    except AttributeError:
-        return True
-    return _RANDOM in func.tags or func.namespace != "aten"

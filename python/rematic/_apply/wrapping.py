@@ -79,8 +79,8 @@ class Wrapper:
                 context_fn=functools.partial(compiled_contexts, policy),
                 **kwargs,
             )
-        # Only among positional arguments does checkpointing look for the device whose random numbers it preserves, and
-        # for changes in place.
+        # Only among positional arguments does checkpointing look for the device that autocast is for, and for changes
+        # in place.
         names = tuple(name for name, value in kwargs.items() if isinstance(value, Tensor))
         rest = {name: value for name, value in kwargs.items() if name not in names}
         return checkpoint(
@@ -88,7 +88,7 @@ class Wrapper:
             *args,
             *(kwargs[name] for name in names),
             use_reentrant=False,
-            preserve_rng_state=policy.draws,
+            preserve_rng_state=False,  # the modes do, for what is drawn again
             context_fn=functools.partial(_contexts, policy),
             **rest,
         )
