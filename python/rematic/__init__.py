@@ -7,8 +7,17 @@ Give it a step and a memory budget; without a GPU it says which activations to d
     >>> plan = rematic.plan(trace, "1.6GiB", device="h100")
     >>> print(plan)  # doctest: +SKIP
 
+With PyTorch, one line makes a model fit:
+
+    >>> plan = rematic.auto(model, batch, budget="38GiB")  # doctest: +SKIP
+
 Sizes are numbers of bytes or texts like "38GiB". What cannot be used raises a `RematicError`, which is a `ValueError`.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from rematic._core import (
     CostTable,
@@ -32,11 +41,25 @@ from rematic._core import (
     signatures,
 )
 
+from rematic._apply.errors import Mismatch
+
+if TYPE_CHECKING:
+    from rematic._apply.auto import auto
+    from rematic._apply.wrapping import apply, remove
+
+# What needs PyTorch is imported when it is first asked for.
+_WITH_TORCH = {
+    "apply": "rematic._apply.wrapping",
+    "auto": "rematic._apply.auto",
+    "remove": "rematic._apply.wrapping",
+}
+
 __all__ = [
     "CostTable",
     "Curve",
     "CurvePoint",
     "Infeasible",
+    "Mismatch",
     "Module",
     "Op",
     "Plan",
@@ -48,8 +71,24 @@ __all__ = [
     "Trace",
     "TraceError",
     "__version__",
+    "apply",
+    "auto",
     "curve",
     "plan",
+    "remove",
     "replay",
     "signatures",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(_WITH_TORCH[name])
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(f"rematic.{name} needs PyTorch; pip install torch", name="torch") from error
+    value = globals()[name] = getattr(module, name)
+    return value

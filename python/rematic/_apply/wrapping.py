@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from rematic._core import Plan, PlanError
 
 from .compiled import compiled_contexts
-from .errors import Mismatch
 from .modes import Again, Forward, Kept
 from .policy import Policy
 
@@ -148,7 +147,7 @@ def apply(model: nn.Module, plan: Plan) -> None:
     gradients, and when the model evaluates, nothing is checkpointed. `remove` takes the plan off.
     """
     model = getattr(model, "_orig_mod", model)
-    _check_free(model)
+    check_free(model)
     modules = dict(model.named_modules())
     root = Root(model)
     by_module = {id(model): root.wrapper}
@@ -183,11 +182,10 @@ def remove(model: nn.Module) -> None:
             del module.__dict__["forward"]
 
 
-def _check_free(model: nn.Module) -> None:
+def check_free(model: nn.Module) -> None:
+    """Refuses a model that follows a plan already."""
     for path, module in model.named_modules():
         if isinstance(module.__dict__.get("forward"), Wrapper):
             name = f"`{path}`" if path else f"the {type(model).__name__}"
             raise PlanError(f"A plan is already applied to {name}; call rematic.remove(model) first")
 
-
-__all__ = ["Mismatch", "apply", "remove"]
