@@ -7,8 +7,17 @@ Give it a step and a memory budget; without a GPU it says which activations to d
     >>> plan = rematic.plan(trace, "1.6GiB", device="h100")
     >>> print(plan)  # doctest: +SKIP
 
+With PyTorch, one line makes a model fit:
+
+    >>> plan = rematic.auto(model, batch, budget="38GiB")  # doctest: +SKIP
+
 Sizes are numbers of bytes or texts like "38GiB". What cannot be used raises a `RematicError`, which is a `ValueError`.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from rematic._benchmark import benchmark
 from rematic._core import (
@@ -34,11 +43,32 @@ from rematic._core import (
     signatures,
 )
 
+from rematic._apply.errors import Mismatch
+
+if TYPE_CHECKING:
+    from rematic._apply.auto import auto
+    from rematic._apply.wrapping import apply, remove
+    from rematic._capture.errors import CaptureError, UnknownValue
+    from rematic._capture.step import capture, capture_step
+
+# What needs PyTorch is imported when it is first asked for.
+_WITH_TORCH = {
+    "apply": "rematic._apply.wrapping",
+    "auto": "rematic._apply.auto",
+    "CaptureError": "rematic._capture.errors",
+    "UnknownValue": "rematic._capture.errors",
+    "capture": "rematic._capture.step",
+    "capture_step": "rematic._capture.step",
+    "remove": "rematic._apply.wrapping",
+}
+
 __all__ = [
+    "CaptureError",
     "CostTable",
     "Curve",
     "CurvePoint",
     "Infeasible",
+    "Mismatch",
     "Module",
     "Op",
     "Plan",
@@ -50,10 +80,29 @@ __all__ = [
     "Signature",
     "Trace",
     "TraceError",
+    "UnknownValue",
     "__version__",
+    "apply",
+    "auto",
     "benchmark",
+    "capture",
+    "capture_step",
     "curve",
     "plan",
+    "remove",
     "replay",
     "signatures",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(_WITH_TORCH[name])
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(f"rematic.{name} needs PyTorch; pip install torch", name="torch") from error
+    value = globals()[name] = getattr(module, name)
+    return value

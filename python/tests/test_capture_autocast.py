@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import memtracker
 from canonical import timeline
 from models import DECODER, causal, seed_transformer, unet
-from rematic.capture import _loss_of, capture
+from rematic._capture.step import _loss_of
+from rematic._capture.step import document as capture
 
 
 class Mixed(nn.Module):

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memtracker
 from canonical import timeline
-from rematic.capture import capture
+from rematic._capture.step import document as capture
 
 Stats = Callable[..., dict[str, Any]]
 WIDTH = 64

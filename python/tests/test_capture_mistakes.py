@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rematic.capture import CaptureError, UnknownValue, capture, capture_step
+from rematic import CaptureError, UnknownValue
+from rematic._capture.step import document as capture
+from rematic._capture.step import document_of_step as capture_step
 
 
 class Inner(nn.Module):

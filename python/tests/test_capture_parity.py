@@ -14,7 +14,8 @@ import torch
 import memtracker
 from canonical import difference, timeline
 from models import DECODER, MODELS, causal, seed_transformer
-from rematic.capture import _loss_of, capture
+from rematic._capture.step import _loss_of
+from rematic._capture.step import document as capture
 
 CATEGORIES = {
     "Parameter": "parameter", "Buffer": "buffer", "Gradient": "gradient", "Activation": "activation", "Temp": "temp",

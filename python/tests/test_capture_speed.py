@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rematic._capture.routing import as_on
-from rematic.capture import capture
+from rematic._capture.step import document as capture
 
 LLAMA_3_8B = {
     "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,

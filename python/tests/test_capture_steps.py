@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from canonical import timeline
-from rematic.capture import capture, capture_step
+from rematic._capture.step import document as capture
+from rematic._capture.step import document_of_step as capture_step
 
 Stats = Callable[..., dict[str, Any]]
 WIDTH = 64

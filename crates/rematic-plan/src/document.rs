@@ -218,14 +218,14 @@ impl PlanDocument {
     /// # Errors
     /// If the step is another one than the plan was made for; the first operator that differs is named.
     pub fn checkpoints(&self, trace: &StepTrace, regions: &Regions) -> Result<Vec<Checkpoint>, DocumentError> {
-        let mut by_path: HashMap<String, Vec<usize>> = HashMap::new();
+        let mut by_path: HashMap<String, Vec<(usize, usize)>> = HashMap::new();
         for (index, region) in regions.all().iter().enumerate() {
-            by_path.entry(trace.path(region.module)).or_default().push(index);
+            by_path.entry(trace.path(region.module)).or_default().push((call_number(trace, region), index));
         }
         let mut checkpoints = Vec::with_capacity(self.regions.len());
         for planned in &self.regions {
             let calls = by_path.get(&planned.module).map_or(&[][..], Vec::as_slice);
-            let Some(&region) = calls.get(planned.call) else {
+            let Some(&(_, region)) = calls.iter().find(|(call, _)| *call == planned.call) else {
                 return Err(DocumentError::UnknownRegion {
                     planned: self.source.clone(),
                     module: planned.module.clone(),
@@ -283,16 +283,21 @@ fn place_of_fault(text: &[u8]) -> String {
     place.err().filter(|place| place != ".").unwrap_or_default()
 }
 
+/// Which of its module's calls in the step a region is; those that cannot be checkpointed count too, for whoever applies
+/// the plan cannot tell them apart.
+fn call_number(trace: &StepTrace, region: &Region) -> usize {
+    trace.calls()[..region.call.index()].iter().filter(|call| call.module == region.module).count()
+}
+
 fn planned_region(problem: &Problem<'_>, checkpoint: &Checkpoint) -> PlannedRegion {
     let trace = problem.trace;
     let region = &problem.regions().all()[checkpoint.region];
-    let before = problem.regions().all()[..checkpoint.region].iter();
     let is_saved = |op: &OpId| checkpoint.saved.binary_search(op).is_ok();
     let ops = || region.ops.clone().map(OpId::new);
     let (held, freed) = problem.freed(checkpoint);
     PlannedRegion {
         module: trace.path(region.module),
-        call: before.filter(|other| other.module == region.module).count(),
+        call: call_number(trace, region),
         discard: freed.0 as f64 / held.0.max(1) as f64,
         freed_bytes: freed,
         recompute_ms: ops().filter(|op| region.reaches(*op) && !is_saved(op)).map(|op| problem.costs.time(op)).sum(),

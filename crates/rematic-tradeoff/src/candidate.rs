@@ -9,7 +9,7 @@ use crate::Lifetimes;
 /// Operators of a region that are saved or recomputed together.
 ///
 /// Most are single operators. Random operators of a region go together, because they share one generator; an operator
-/// that changes a tensor in place goes with the one that made it.
+/// that changes a tensor in place goes with the one that made it, and with those that read it before.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item {
     /// The operators, as distances from the first one of the region.
@@ -298,6 +298,13 @@ impl Inside<'_> {
                 match self.trace.storages()[storage.index()].birth {
                     Some(birth) if self.region.contains(birth) => join(&mut group_of, birth.index() - start, at),
                     _ => forced[at] = true,
+                }
+                // What reads it before it changes cannot run again on what is kept: that has changed.
+                for earlier in self.ops().take_while(|earlier| *earlier < id) {
+                    let reader = self.trace.op(earlier);
+                    if !reader.flags.view && self.trace.inputs(reader).iter().any(|tensor| tensor.storage == storage) {
+                        join(&mut group_of, earlier.index() - start, at);
+                    }
                 }
             }
         }

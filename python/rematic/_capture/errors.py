@@ -7,13 +7,15 @@ import traceback
 
 import torch
 
+from rematic._core import RematicError
+
 _LIBRARIES = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
 )
 
 
-class CaptureError(RuntimeError):
+class CaptureError(RematicError):
     """A model cannot be captured. The message says where, why, and what to do."""
 
 

@@ -18,22 +18,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._capture.devices import Elsewhere
-from ._capture.errors import CaptureError, UnknownValue, user_line
-from ._capture.modules import CallWatch, GradientWatch, ModuleTree
-from ._capture.recorder import Recorder
-from ._capture.replica import Replica
-from ._capture.routing import DEVICES, as_on
-from ._capture.shapes import ListKernels
-from ._capture.trees import tensors_in
+from rematic._core import Trace
 
-__all__ = ["CaptureError", "UnknownValue", "capture", "capture_step"]
+from .devices import Elsewhere
+from .errors import CaptureError, UnknownValue, user_line
+from .modules import CallWatch, GradientWatch, ModuleTree
+from .recorder import Recorder
+from .replica import Replica
+from .routing import DEVICES, as_on
+from .shapes import ListKernels
+from .trees import tensors_in
+
+__all__ = ["capture", "capture_step", "document", "document_of_step"]
 
 OptimizerChoice = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | bool | None
 DEFAULT_LEARNING_RATE = 1e-3
 
 
-def capture(
+def document(
     model: nn.Module,
     *args: Any,
     loss: Callable[[Any], Tensor] | None = None,
@@ -41,16 +43,7 @@ def capture(
     device: str = "cuda",
     **kwargs: Any,
 ) -> bytes:
-    """Captures one training step of `model(*args, **kwargs)` in steady state, as a trace document.
-
-    `loss` takes the model's output and gives a scalar; by default it is the output's own `loss` if it has one, and
-    otherwise the sum of its first tensor that needs a gradient. `optimizer` is an optimizer of this model, or a
-    function from parameters to one, or False for none; by default Adam. `device` says whose operators run: "cuda" or
-    "cpu".
-
-    The step is `output = model(...)`, `loss(output).backward()`, `optimizer.step()`, `optimizer.zero_grad()`. The
-    loop's variable holds the output, so the previous step's lives until this one's forward is over.
-    """
+    """What `capture` captures, as the text of a trace file."""
 
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
         output = copied(*inputs[0], **inputs[1])
@@ -65,22 +58,54 @@ def capture(
     return _run(step, model, optimizer, device, (args, kwargs))
 
 
-def capture_step(
+def document_of_step(
     fn: Callable[[nn.Module, Any], Any],
     model: nn.Module,
     optimizer: OptimizerChoice = None,
     *,
     device: str = "cuda",
 ) -> bytes:
-    """Captures one call of a training-step function: `fn(model, optimizer)` is called with copies on the meta device.
-
-    What `fn` returns counts as held by the training loop until the next step's forward is over.
-    """
+    """What `capture_step` captures, as the text of a trace file."""
 
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
         return fn(copied, stepper)
 
     return _run(step, model, optimizer, device, ((), {}))
+
+
+def capture(
+    model: nn.Module,
+    *args: Any,
+    loss: Callable[[Any], Tensor] | None = None,
+    optimizer: OptimizerChoice = None,
+    device: str = "cuda",
+    **kwargs: Any,
+) -> Trace:
+    """Captures one training step of `model(*args, **kwargs)` in steady state, without a GPU and without its memory.
+
+    `loss` takes the model's output and gives a scalar; by default it is the output's own `loss` if it has one, and
+    otherwise the sum of its first tensor that needs a gradient. `optimizer` is an optimizer of this model, or a
+    function from parameters to one, or False for none; by default Adam. `device` says whose operators run: "cuda" or
+    "cpu".
+
+    The step is `output = model(...)`, `loss(output).backward()`, `optimizer.step()`, `optimizer.zero_grad()`. The
+    loop's variable holds the output, so the previous step's lives until this one's forward is over.
+    """
+    return Trace.from_bytes(document(model, *args, loss=loss, optimizer=optimizer, device=device, **kwargs))
+
+
+def capture_step(
+    fn: Callable[[nn.Module, Any], Any],
+    model: nn.Module,
+    optimizer: OptimizerChoice = None,
+    *,
+    device: str = "cuda",
+) -> Trace:
+    """Captures one call of a training-step function: `fn(model, optimizer)` is called with copies on the meta device.
+
+    What `fn` returns counts as held by the training loop until the next step's forward is over.
+    """
+    return Trace.from_bytes(document_of_step(fn, model, optimizer, device=device))
 
 
 def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:

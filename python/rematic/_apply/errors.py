@@ -1,0 +1,36 @@
+"""What goes wrong when a model does not do what its plan was made for."""
+
+from __future__ import annotations
+
+from rematic._core import PlanError
+
+
+class Mismatch(PlanError):
+    """The model runs other operators than the plan was made for. Nothing else was recomputed in their place."""
+
+    module: str
+    """The checkpointed module."""
+    call: int
+    """Which of its calls in the step; the first is 0."""
+    position: int
+    """The position in the region's policy."""
+    expected: str | None
+    """The operator that the plan has there; None if it has none any more."""
+    found: str | None
+    """The operator that ran; None if none ran any more."""
+
+    def __init__(
+        self, module: str, call: int, position: int, expected: str | None, found: str | None, *, again: bool, hint: str
+    ) -> None:
+        when = "when it is recomputed" if again else "in forward"
+        planned = f"operator {position} is `{expected}`" if expected else f"there are only {position} operators"
+        ran = f"it runs `{found}`" if found else f"it runs only {position}"
+        super().__init__(
+            f"`{module}` (call {call}) does not do what the plan was made for: in the plan {planned}, but {when} {ran}. "
+            f"{hint or 'Plan again for the model, the inputs, the mode (train, autocast) and the device as they are.'}"
+        )
+        self.module = module
+        self.call = call
+        self.position = position
+        self.expected = expected
+        self.found = found

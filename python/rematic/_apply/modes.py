@@ -1,0 +1,233 @@
+"""Follow a plan while a checkpointed module runs, for the first time and again.
+
+Both modes see every operator, check that it is the one that the plan has at this place, and act on its decision: in
+forward the outputs of saved operators are kept, when it is recomputed they are handed back, and their operators do not
+run. PyTorch's own selective modes go by the count of each kind of operator, refuse to keep what is changed in place
+together with its maker, and do not look at operators when they recompute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rematic._core import PlanError
+
+from .generators import Source, set_state, source_of, state_of
+from .policy import BATCH_NORMS, DETACH, UNRECORDED, Policy, name_of
+
+TO_COPY = torch.ops.aten._to_copy.default
+# Where the operators of batch norm take the running statistics, and whether they train.
+STATISTICS, TRAINING = slice(3, 5), 5
+
+
+class Kept:
+    """What one run of a region leaves for its recomputation."""
+
+    def __init__(self) -> None:
+        # What saved operators have made.
+        self.values: dict[int, Any] = {}
+        self.versions: dict[int, list[int]] = {}
+        # The states of generators before operators that draw again; where the state follows from the draws before,
+        # none is needed.
+        self.states: dict[int, bytes] = {}
+
+    def close(self) -> None:
+        """The region has run. What it changed in place itself is as it should be; from now on nothing may change it."""
+        self.versions = {at: _versions(value) for at, value in self.values.items()}
+
+
+class _Follower(TorchDispatchMode):
+    """Goes through a region's policy with the operators as they run."""
+
+    def __init__(self, policy: Policy, kept: Kept) -> None:
+        super().__init__()
+        self._policy = policy
+        self._kept = kept
+        self._ops = policy.ops
+        self._plain = policy.plain
+        self._count = len(policy.ops)
+        self._at = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled parts inside a region run as one."""
+        return True
+
+
+class Forward(_Follower):
+    """The first run of a region."""
+
+    def __init__(self, policy: Policy, kept: Kept) -> None:
+        super().__init__(policy, kept)
+        # Generators that nothing but operators that draw again has moved since their state was taken.
+        self._known: set[Source] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        at = self._at
+        if at >= self._count or self._ops[at] is not func:
+            if func is DETACH or func.namespace in UNRECORDED:
+                return func(*args, **(kwargs or {}))
+            if not self._policy.meets(at, func):
+                raise self._policy.mismatch(at, func)
+        self._at = at + 1
+        if self._plain[at]:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return self._run(at, func, args, kwargs or {})
+
+    def _run(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
+        policy, kept = self._policy, self._kept
+        saved = policy.saves[at]
+        if policy.draws[at]:
+            source = source_of(args, kwargs)
+            if saved:
+                self._known.discard(source)
+            elif source not in self._known:
+                kept.states[at] = state_of(source)
+                self._known.add(source)
+        out = func(*args, **kwargs)
+        if saved:
+            written = _written(func, args, kwargs) if policy.changes[at] else ()
+            kept.values[at] = _map(out, lambda tensor: None if _is_among(tensor, written) else _detached(tensor))
+        elif policy.changes[at]:
+            self._check_change(at, func, args, kwargs)
+        return out
+
+    def _check_change(self, at: int, func: Any, args: Any, kwargs: Any) -> None:
+        written = {tensor.untyped_storage()._cdata for tensor in _written(func, args, kwargs)}
+        policy = self._policy
+        for kept, value in self._kept.values.items():
+            storages: set[int] = set()
+            _map(value, lambda tensor: storages.add(tensor.untyped_storage()._cdata))  # noqa: B023
+            if storages & written:
+                raise PlanError(
+                    f"The plan saves operator {policy.positions[kept]} (`{policy.names[kept]}`) of `{policy.module}` and "
+                    f"recomputes operator {policy.positions[at]} (`{name_of(func)}`), which changes its output in place "
+                    "and would do so twice; save both or neither"
+                )
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        super().__exit__(kind, value, traceback)
+        if kind is None:
+            if self._at < self._count:
+                raise self._policy.mismatch(self._at, None)
+            self._kept.close()
+
+
+class Again(_Follower):
+    """A region is recomputed."""
+
+    def __init__(self, policy: Policy, kept: Kept) -> None:
+        super().__init__(policy, kept)
+        # The generators that were put back, and their states before.
+        self._moved: dict[Source, bytes] = {}
+
+    def __enter__(self) -> Any:
+        self._at = 0
+        return super().__enter__()
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        super().__exit__(kind, value, traceback)
+        while self._moved:
+            set_state(*self._moved.popitem())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        at = self._at
+        if at >= self._count or self._ops[at] is not func:
+            if func is DETACH or func.namespace in UNRECORDED or _casts_weight(func, args):
+                return func(*args, **(kwargs or {}))
+            if not self._policy.meets(at, func):
+                raise self._policy.mismatch(at, func, again=True)
+        self._at = at + 1
+        if self._plain[at]:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return self._run(at, func, args, kwargs or {})
+
+    def _run(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._policy.saves[at]:
+            return self._hand_back(at, func, args, kwargs)
+        state = self._kept.states.get(at)
+        if state is not None:
+            source = source_of(args, kwargs)
+            if source not in self._moved:
+                self._moved[source] = state_of(source)
+            set_state(source, state)
+        if func in BATCH_NORMS and args[TRAINING]:
+            # The first run has counted this batch.
+            args = (*args[: STATISTICS.start], None, None, *args[STATISTICS.stop :])
+        return func(*args, **kwargs)
+
+    def _hand_back(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
+        policy, kept = self._policy, self._kept
+        if at not in kept.values:
+            raise PlanError(
+                f"`{policy.module}` is recomputed a second time, but what the plan saves of it was handed back in the first "
+                "backward; call backward once, without retain_graph, or plan with whole=True"
+            )
+        value = kept.values.pop(at)
+        if _versions(value) != kept.versions[at]:
+            raise PlanError(
+                f"The output of operator {policy.positions[at]} (`{policy.names[at]}`) of `{policy.module}`, which the plan "
+                "saves, was changed in place after the module returned; change a copy of it, or plan without this "
+                f'module (never="{policy.module}")'
+            )
+        if not policy.changes[at]:
+            return value
+        # What is changed in place has changed already; autograd goes on with the argument.
+        return _filled(value, iter(_written(func, args, kwargs)))
+
+
+def _casts_weight(func: Any, args: Any) -> bool:
+    """Autocast finds in its cache what it has cast before; when a region is recomputed it casts anew."""
+    return (
+        func is TO_COPY
+        and isinstance(args[0], nn.Parameter)
+        and torch.is_autocast_enabled(args[0].device.type)
+    )
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    """An alias without a place in autograd's graph, which shares the count of changes in place."""
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
+
+
+def _map(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)([_map(item, function) for item in value])
+    return value
+
+
+def _filled(value: Any, arguments: Iterator[Tensor]) -> Any:
+    """A value with the arguments in place of what was left out."""
+    if value is None:
+        return next(arguments, None)
+    if isinstance(value, (tuple, list)):
+        return type(value)([_filled(item, arguments) for item in value])
+    return value
+
+
+def _versions(value: Any) -> list[int]:
+    found: list[int] = []
+    _map(value, lambda tensor: found.append(tensor._version))
+    return found
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operator changes."""
+    written: list[Tensor] = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            _map(given, written.append)
+    return written
+
+
+def _is_among(tensor: Tensor, tensors: Sequence[Tensor]) -> bool:
+    return any(tensor is other for other in tensors)

@@ -1,0 +1,81 @@
+"""What a plan decides about one call of a module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rematic._core import Region
+
+from .errors import Mismatch
+
+aten = torch.ops.aten
+DETACH = aten.detach.default
+# What capture does not record: they run no kernel.
+UNRECORDED = ("profiler", "prim", "prims")
+# In training these update running statistics, without declaring it.
+BATCH_NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default)
+
+
+def name_of(func: Any) -> str:
+    """An operator's name as plans spell it."""
+    return str(func).removeprefix("aten.")
+
+
+class Policy:
+    """The operators of a region in order, and whether their outputs are saved.
+
+    Checkpointing itself detaches what autograd saves, once in forward and in other places when it recomputes. `detach`
+    makes no memory and is left out on both sides.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self.module = region.module
+        self.call = region.call
+        listed = [(index, name, saved) for index, (name, saved) in enumerate(region.policy) if name != "detach.default"]
+        self.length = len(region.policy)
+        self.positions = [index for index, _, _ in listed]
+        self.names = [name for _, name, _ in listed]
+        self.saves = [saved for _, _, saved in listed]
+        self._forget_ops()
+
+    def _forget_ops(self) -> None:
+        # The operators themselves, which are compared faster than their names, and what must be known about them. They
+        # are filled in as they are met.
+        self.ops: list[Any] = [None] * len(self.names)
+        self.draws = [False] * len(self.names)
+        self.changes = [False] * len(self.names)
+        # Whether nothing is to be done but to run it.
+        self.plain = [False] * len(self.names)
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = ("ops", "draws", "changes", "plain")
+        return {key: value for key, value in self.__dict__.items() if key not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget_ops()
+
+    def meets(self, at: int, func: Any) -> bool:
+        """Whether the region's operator at this place is the one that runs now."""
+        if at >= len(self.names) or name_of(func) != self.names[at]:
+            return False
+        self.draws[at] = torch.Tag.nondeterministic_seeded in func.tags or func.namespace != "aten"
+        self.changes[at] = func._schema.is_mutable
+        self.plain[at] = not (self.saves[at] or self.draws[at] or self.changes[at] or func in BATCH_NORMS)
+        self.ops[at] = func
+        return True
+
+    def mismatch(self, at: int, func: Any, *, again: bool = False, hint: str = "") -> Mismatch:
+        """The error that another operator runs, or none any more."""
+        listed = at < len(self.names)
+        return Mismatch(
+            self.module,
+            self.call,
+            self.positions[at] if listed else self.length,
+            self.names[at] if listed else None,
+            name_of(func) if func is not None else None,
+            again=again,
+            hint=hint,
+        )

@@ -1,0 +1,191 @@
+"""Where a plan is put onto a model, and taken off.
+
+A module is wrapped by a `forward` of its own, in the instance: its class, parameters, hooks and place in the model stay
+as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rematic._core import Plan, PlanError
+
+from .compiled import compiled_contexts
+from .modes import Again, Forward, Kept
+from .policy import Policy
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+class Wrapper:
+    """Stands in for the forward of one module."""
+
+    def __init__(self, module: nn.Module, root: Root) -> None:
+        self.module = module
+        self.root = root
+        # A forward that somebody else has put into the instance.
+        self.previous: Callable[..., Any] | None = module.__dict__.get("forward")
+        self.policies: dict[int, Policy] = {}
+        self.calls = 0
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The module's own forward: for signatures."""
+        return self.previous or functools.partial(type(self.module).forward, self.module)
+
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward."""
+        if self.previous is not None:
+            return self.previous(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def named(self, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
+        """The same; the last positional arguments are keywords."""
+        count = len(args) - len(names)
+        return self.plain(*args[:count], **dict(zip(names, args[count:], strict=True)), **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # A forward that runs again during backward is part of the call that it repeats.
+        if not torch.compiler.is_compiling() and _graph_task() != -1:
+            return self.plain(*args, **kwargs)
+        if self is self.root.wrapper and not self.root.running:
+            return self.root.run(args, kwargs)
+        return self.run(args, kwargs)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call, checkpointed if the plan says so."""
+        call = self.calls
+        self.calls = call + 1
+        policy = self.policies.get(call)
+        if policy is None or not torch.is_grad_enabled() or self.root.rests():
+            return self.plain(*args, **kwargs)
+        if not self.root.running:
+            raise PlanError(
+                f"`{policy.module}` was called by itself, not by the model that the plan was applied to, so which of its "
+                "calls this is cannot be told; call the model, or apply a plan to the module that training calls"
+            )
+        if torch.compiler.is_compiling():
+            return checkpoint(
+                self.plain,
+                *args,
+                use_reentrant=False,
+                context_fn=functools.partial(compiled_contexts, policy),
+                **kwargs,
+            )
+        # Only among positional arguments does checkpointing look for the device that autocast is for, and for changes
+        # in place.
+        names = tuple(name for name, value in kwargs.items() if isinstance(value, Tensor))
+        rest = {name: value for name, value in kwargs.items() if name not in names}
+        return checkpoint(
+            functools.partial(self.named, names),
+            *args,
+            *(kwargs[name] for name in names),
+            use_reentrant=False,
+            preserve_rng_state=False,  # the modes do, for what is drawn again
+            context_fn=functools.partial(_contexts, policy),
+            **rest,
+        )
+
+
+def _contexts(policy: Policy) -> tuple[Forward, Again]:
+    kept = Kept()
+    return Forward(policy, kept), Again(policy, kept)
+
+
+class Root:
+    """The model that a plan is applied to, with its wrapped modules."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        # A model that evaluates is not checkpointed, unless its plan was put onto it in that state.
+        self.trains = model.training
+        self.running = False
+        self.wrapper = Wrapper(model, self)
+        self.wrappers = [self.wrapper]
+
+    def rests(self) -> bool:
+        """Whether the model evaluates."""
+        return self.trains and not self.model.training
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One forward of the model: calls are counted anew."""
+        self.running = True
+        try:
+            out = self.wrapper.run(args, kwargs)
+            if torch.is_grad_enabled() and not self.rests():
+                for wrapper in self.wrappers:
+                    self._check_calls(wrapper)
+        finally:
+            self.running = False
+            for wrapper in self.wrappers:
+                wrapper.calls = 0
+        return out
+
+    def _check_calls(self, wrapper: Wrapper) -> None:
+        # A module that is skipped (stochastic depth) takes no memory.
+        for call, policy in wrapper.policies.items():
+            if 0 < wrapper.calls <= call:
+                raise PlanError(
+                    f"The plan checkpoints call {call} (from 0) of `{policy.module}`, but one forward of the model calls it "
+                    f"only {wrapper.calls} times; plan for a step with one forward of the model, which is repeated "
+                    "where training calls it several times"
+                )
+
+
+def apply(model: nn.Module, plan: Plan) -> None:
+    """Makes a model follow a plan: its chosen modules drop activations and recompute them, as the plan says operator by
+    operator.
+
+    The plan must be for this model as it runs. If it runs other operators, `Mismatch` names the first that differs. A
+    plan is for one forward of the model; where a step calls the model several times, each forward follows it. Without
+    gradients, and when the model evaluates, nothing is checkpointed. `remove` takes the plan off.
+    """
+    model = getattr(model, "_orig_mod", model)
+    check_free(model)
+    modules = dict(model.named_modules())
+    root = Root(model)
+    by_module = {id(model): root.wrapper}
+    for region in plan.regions:
+        # Paths begin with the class of the model, which sharding changes.
+        module = modules.get(region.module.partition(".")[2])
+        if module is None:
+            raise PlanError(
+                f"The plan is for another model, {plan.source}: it checkpoints `{region.module}`, and this "
+                f"{type(model).__name__} has no such module; capture and plan this one"
+            )
+        wrapper = by_module.get(id(module))
+        if wrapper is None:
+            wrapper = by_module[id(module)] = Wrapper(module, root)
+            root.wrappers.append(wrapper)
+        wrapper.policies[region.call] = Policy(region)
+    if plan.regions:
+        for wrapper in root.wrappers:
+            wrapper.module.__dict__["forward"] = wrapper
+
+
+def remove(model: nn.Module) -> None:
+    """Takes the plan off a model, which is then as it was before `apply`."""
+    model = getattr(model, "_orig_mod", model)
+    for module in model.modules():
+        wrapper = module.__dict__.get("forward")
+        if not isinstance(wrapper, Wrapper):
+            continue
+        if wrapper.previous is not None:
+            module.__dict__["forward"] = wrapper.previous
+        else:
+            del module.__dict__["forward"]
+
+
+def check_free(model: nn.Module) -> None:
+    """Refuses a model that follows a plan already."""
+    for path, module in model.named_modules():
+        if isinstance(module.__dict__.get("forward"), Wrapper):
+            name = f"`{path}`" if path else f"the {type(model).__name__}"
+            raise PlanError(f"A plan is already applied to {name}; call rematic.remove(model) first")
+
