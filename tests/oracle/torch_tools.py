@@ -201,7 +201,7 @@ def snapshot(snap):
     return {getattr(key, "value", key): value for key, value in snap.get(DEVICE, {}).items()}
 
 
-def run(setup, memory_only=False, with_sac=False):
+def run(setup, memory_only=False, with_sac=False, with_graph=False):
     """Everything that torch's tools say about the second step, when optimizer state exists."""
     with as_on_cuda(setup["attention"]):
         model, forward, loss_of, tokens = build(setup)
@@ -261,4 +261,6 @@ def run(setup, memory_only=False, with_sac=False):
         graph = parse_module_info(aggregate_stats(model, tracker, runtime, sac, DEVICE))
     out["mod_stats"] = [dict(node) for node in graph.nodes]
     out["baseline"] = dict(zip(("peak_bytes", "compute_ms"), get_peak_memory_runtime_baseline(graph)))
+    if with_graph:
+        out["graph"] = graph
     return out

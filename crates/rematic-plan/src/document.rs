@@ -87,7 +87,7 @@ pub struct PlanDocument {
     pub step_ms: Millis,
     /// Time of recomputation.
     pub recompute_ms: Millis,
-    /// The bound of the planner's model.
+    /// No plan within the budget takes less.
     pub lower_bound_ms: Millis,
     /// The regions, in the order of forward.
     pub regions: Vec<PlannedRegion>,

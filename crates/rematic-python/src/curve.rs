@@ -28,7 +28,7 @@ pub(crate) struct CurvePoint {
     peak: u64,
     /// Time of recomputation.
     recompute_ms: f64,
-    /// The bound of the planner's model.
+    /// No plan within the budget takes less.
     lower_bound_ms: f64,
 }
 

@@ -171,7 +171,7 @@ impl Plan {
         self.document.recompute_ms.0
     }
 
-    /// The bound of the planner's model.
+    /// No plan within the budget takes less.
     #[getter]
     fn lower_bound_ms(&self) -> f64 {
         self.document.lower_bound_ms.0

@@ -192,7 +192,7 @@ pub struct CurvePoint {
     pub peak_bytes: Bytes,
     /// Time of recomputation.
     pub recompute_ms: Millis,
-    /// The bound of the planner's model.
+    /// No plan within the budget takes less.
     pub lower_bound_ms: Millis,
 }
 

@@ -15,6 +15,8 @@ use crate::table::{Column, Table};
 
 /// The most rows of regions that the text shows.
 const ROWS: usize = 12;
+/// The most runs of layers that a name lists.
+const RUNS: usize = 4;
 /// Names of modules are not cut below this width while a column can be left out instead.
 const MODULE: usize = 24;
 
@@ -50,7 +52,7 @@ pub(crate) struct Row<'a> {
 
 /// The regions, equal ones of equal layers in one row.
 pub(crate) fn table<'a>(regions: impl Iterator<Item = Row<'a>>, style: Style) -> String {
-    let mut rows: Vec<([String; 5], usize)> = Vec::new();
+    let mut rows: Vec<([String; 5], Vec<&str>)> = Vec::new();
     let mut places = HashMap::new();
     for row in regions {
         let cells = [
@@ -61,10 +63,10 @@ pub(crate) fn table<'a>(regions: impl Iterator<Item = Row<'a>>, style: Style) ->
             row.region.map_or_else(|| "nothing".to_owned(), saves),
         ];
         let index = *places.entry(cells.clone()).or_insert_with(|| {
-            rows.push((cells, 0));
+            rows.push((cells, Vec::new()));
             rows.len() - 1
         });
-        rows[index].1 += 1;
+        rows[index].1.push(row.module);
     }
     if rows.is_empty() {
         return "Nothing is checkpointed.\n".to_owned();
@@ -78,15 +80,45 @@ pub(crate) fn table<'a>(regions: impl Iterator<Item = Row<'a>>, style: Style) ->
         Column::text("saves").wrap().leave_out(0),
     ]);
     let more = rows.len().saturating_sub(ROWS);
-    for ([name, freed, discard, time, saved], count) in rows.into_iter().take(ROWS) {
-        let count = if count > 1 { format!("{count}×") } else { String::new() };
-        table.row([name, count, freed, discard, time, saved]);
+    for ([_, freed, discard, time, saved], modules) in rows.into_iter().take(ROWS) {
+        let count = if modules.len() > 1 { format!("{}×", modules.len()) } else { String::new() };
+        table.row([layers(&modules), count, freed, discard, time, saved]);
     }
     let mut text = table.render(style);
     if more > 0 {
         let _ = writeln!(text, "and {more} more kinds of regions; -o FILE writes them all");
     }
     text
+}
+
+/// Modules that differ in their positions in lists: `layers.0-6,8.mlp`. Where more than one position differs, they are left
+/// open.
+fn layers(modules: &[&str]) -> String {
+    let inner = |path: &'_ str| path.split_once('.').map_or(path, |(_, inner)| inner).to_owned();
+    let parts: Vec<Vec<String>> =
+        modules.iter().map(|path| inner(path).split('.').map(str::to_owned).collect()).collect();
+    let Some(first) = parts.first() else { return String::new() };
+    let differs = |at: &usize| parts.iter().any(|path| path.get(*at) != first.get(*at));
+    let places: Vec<usize> = (0..first.len()).filter(differs).collect();
+    let numbers: Option<Vec<u64>> = match places[..] {
+        [] => return first.join("."),
+        [place] => parts.iter().map(|path| path.get(place)?.parse().ok()).collect(),
+        _ => None,
+    };
+    let Some(mut numbers) = numbers else { return any_layer(modules[0]) };
+    numbers.sort_unstable();
+    numbers.dedup();
+    let runs: Vec<String> = numbers
+        .chunk_by(|a, b| a + 1 == *b)
+        .map(|run| match run {
+            [one] => one.to_string(),
+            [one, two] => format!("{one},{two}"),
+            run => format!("{}-{}", run[0], run[run.len() - 1]),
+        })
+        .collect();
+    let listed = if runs.len() > RUNS { "*".to_owned() } else { runs.join(",") };
+    let named = |(at, part): (usize, &String)| if at == places[0] { listed.clone() } else { part.clone() };
+    first.iter().enumerate().map(named).collect::<Vec<_>>().join(".")
 }
 
 /// The operators that a region saves, each name once.
@@ -105,4 +137,21 @@ pub(crate) fn place(trace: &StepTrace, at: Option<Ran>) -> String {
     let module = trace.module_of(op).map_or_else(String::new, |module| format!(" in {}", trace.path(module)));
     let phase = if ran.again { "recomputed".to_owned() } else { op.phase.to_string() };
     format!(", at {}{module} ({phase})", short(trace.op_name(op)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::layers;
+
+    #[test]
+    fn modules_are_named_with_their_layers() {
+        assert_eq!(layers(&["Model.layers.3"]), "layers.3");
+        assert_eq!(layers(&["Model"]), "Model");
+        assert_eq!(layers(&["Model.layers.0.mlp", "Model.layers.1.mlp", "Model.layers.2.mlp"]), "layers.0-2.mlp");
+        assert_eq!(layers(&["M.h.7", "M.h.0", "M.h.3", "M.h.4"]), "h.0,3,4,7");
+        assert_eq!(layers(&["M.a.0.b.1", "M.a.1.b.2"]), "a.*.b.*");
+        assert_eq!(layers(&["M.h.0", "M.h.2", "M.h.4", "M.h.6", "M.h.8"]), "h.*");
+        // One module called twice.
+        assert_eq!(layers(&["M.h.0", "M.h.0"]), "h.0");
+    }
 }
