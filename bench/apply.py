@@ -3,14 +3,13 @@
 
     python bench/apply.py [steps]
 
-Trains a transformer on the CPU, plainly and under plans, step by step in turn. A planned step should take the plain
+Trains a transformer on one core, plainly and under plans, step by step in turn, and counts the processor's time. A planned step should take the plain
 step's time and that of the operators that run again, as measured. What it takes beyond that is the cost of following the
 plan: two dispatch modes, and PyTorch's checkpointing. It is to stay below 3 %.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from typing import Any
@@ -23,8 +22,8 @@ import rematic
 from rematic._apply.modes import Again
 from rematic.capture import capture
 
-SHAPE = ModelArgs(n_layers=4, n_heads=8, vocab_size=4096, max_seq_len=256, dim=512, dropout_p=0.1)
-BATCH = 4
+SHAPE = ModelArgs(n_layers=2, n_heads=8, vocab_size=1024, max_seq_len=128, dim=512, dropout_p=0.1)
+BATCH = 2
 LIMIT = 0.03
 
 
@@ -37,10 +36,10 @@ class Timed(TorchDispatchMode):
         self.seconds = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        began = time.perf_counter()
+        began = time.process_time()
         out = func(*args, **(kwargs or {}))
         if self.recomputing:
-            self.seconds += time.perf_counter() - began
+            self.seconds += time.process_time() - began
         return out
 
     def watch(self) -> None:
@@ -59,6 +58,7 @@ class Timed(TorchDispatchMode):
 
 
 def main() -> int:
+    torch.set_num_threads(1)
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 15
     torch.manual_seed(0)
     model = Transformer(SHAPE)
@@ -66,11 +66,11 @@ def main() -> int:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> float:
-        began = time.perf_counter()
+        began = time.process_time()
         model(tokens).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     trace = rematic.Trace.from_bytes(
         capture(model, tokens, loss=lambda out: out.square().mean(), optimizer=optimizer, device="cpu")
@@ -99,14 +99,14 @@ def main() -> int:
             rematic.remove(model)
             if number == 1:  # the first steps warm up
                 plain, planned, again = [], [], []
-        # The machine only ever adds time: the differences of neighbours cancel what it adds to both.
-        beyond = statistics.median(b - a - c for a, b, c in zip(plain, planned, again, strict=True))
-        expected = statistics.median(plain) + statistics.median(again)
+        # The machine only ever adds time.
+        expected = min(plain) + min(again)
+        beyond = min(planned) - expected
         worst = max(worst, beyond / expected)
         ops = len(rematic.replay(trace, plan).recomputed)
         print(
-            f"{plan.peak / peak:8.0%} {len(plan.regions):7} {ops:9} {statistics.median(plain) * 1e3:6.1f} ms "
-            f"{statistics.median(again) * 1e3:6.1f} ms {statistics.median(planned) * 1e3:6.1f} ms {beyond / expected:7.2%}"
+            f"{plan.peak / peak:8.0%} {len(plan.regions):7} {ops:9} {min(plain) * 1e3:6.1f} ms "
+            f"{min(again) * 1e3:6.1f} ms {min(planned) * 1e3:6.1f} ms {beyond / expected:7.2%}"
         )
     print(f"at most {worst:.2%} beyond the operators that run again; the limit is {LIMIT:.0%}")
     return 0 if worst <= LIMIT else 1
