@@ -3,6 +3,7 @@
 import pathlib
 import subprocess
 import sys
+import typing
 from importlib import metadata
 
 import pytest
@@ -30,7 +31,11 @@ def test_everything_public_is_there_and_typed():
     assert (package / "py.typed").exists()
     stubs = (package / "_core.pyi").read_text()
     for name in rematic.__all__:
-        assert getattr(rematic, name) is not None
+        value = getattr(rematic, name)
+        if getattr(value, "__module__", "").startswith("rematic._apply"):
+            # Written in Python, with its types.
+            assert typing.get_type_hints(value), name
+            continue
         assert f"class {name}" in stubs or f"def {name}(" in stubs or f"{name}: str" in stubs, name
 
 
