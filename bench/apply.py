@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rematic
 from rematic._apply.modes import Again
-from rematic.capture import capture
+from rematic._capture.step import document as capture
 
 SHAPE = ModelArgs(n_layers=2, n_heads=8, vocab_size=1024, max_seq_len=128, dim=512, dropout_p=0.1)
 BATCH = 2
