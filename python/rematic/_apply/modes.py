@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rematic._core import PlanError
 
 from .generators import Source, set_state, source_of, state_of
-from .policy import BATCH_NORMS, DETACH, UNRECORDED, Policy, name_of
+from .policy import BATCH_NORMS, DETACH, TO_COPY, UNRECORDED, Policy, name_of
 
-TO_COPY = torch.ops.aten._to_copy.default
 # Where the operators of batch norm take the running statistics, and whether they train.
 STATISTICS, TRAINING = slice(3, 5), 5
+AUTOCAST = ("cpu", "cuda")
 
 
 class Kept:
@@ -35,6 +35,8 @@ class Kept:
         # The states of generators before operators that draw again; where the state follows from the draws before,
         # none is needed.
         self.states: dict[int, bytes] = {}
+        # Where parameters are cast.
+        self.casts: set[int] = set()
 
     def close(self) -> None:
         """The region has run. What it changed in place itself is as it should be; from now on nothing may change it."""
@@ -82,6 +84,8 @@ class Forward(_Follower):
     def _run(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
         policy, kept = self._policy, self._kept
         saved = policy.saves[at]
+        if func is TO_COPY and isinstance(args[0], nn.Parameter):
+            kept.casts.add(at)
         if policy.draws[at]:
             source = source_of(args, kwargs)
             if saved:
@@ -125,9 +129,12 @@ class Again(_Follower):
         super().__init__(policy, kept)
         # The generators that were put back, and their states before.
         self._moved: dict[Source, bytes] = {}
+        self._autocast = False
 
     def __enter__(self) -> Any:
         self._at = 0
+        # Not to be asked inside operators: there autocast is off.
+        self._autocast = any(map(torch.is_autocast_enabled, AUTOCAST))
         return super().__enter__()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
@@ -138,10 +145,12 @@ class Again(_Follower):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         at = self._at
         if at >= self._count or self._ops[at] is not func:
-            if func is DETACH or func.namespace in UNRECORDED or _casts_weight(func, args):
+            if func is DETACH or func.namespace in UNRECORDED or self._casts_anew(at, func, args):
                 return func(*args, **(kwargs or {}))
             if not self._policy.meets(at, func):
                 raise self._policy.mismatch(at, func, again=True)
+        elif func is TO_COPY and self._casts_anew(at, func, args):
+            return func(*args, **(kwargs or {}))
         self._at = at + 1
         if self._plain[at]:
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -161,6 +170,12 @@ class Again(_Follower):
             args = (*args[: STATISTICS.start], None, None, *args[STATISTICS.stop :])
         return func(*args, **kwargs)
 
+    def _casts_anew(self, at: int, func: Any, args: Any) -> bool:
+        """Whether a parameter is cast that the first run found in autocast's cache."""
+        return (
+            func is TO_COPY and self._autocast and isinstance(args[0], nn.Parameter) and at not in self._kept.casts
+        )
+
     def _hand_back(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
         policy, kept = self._policy, self._kept
         if at not in kept.values:
@@ -179,15 +194,6 @@ class Again(_Follower):
             return value
         # What is changed in place has changed already; autograd goes on with the argument.
         return _filled(value, iter(_written(func, args, kwargs)))
-
-
-def _casts_weight(func: Any, args: Any) -> bool:
-    """Autocast finds in its cache what it has cast before; when a region is recomputed it casts anew."""
-    return (
-        func is TO_COPY
-        and isinstance(args[0], nn.Parameter)
-        and torch.is_autocast_enabled(args[0].device.type)
-    )
 
 
 def _detached(tensor: Tensor) -> Tensor:

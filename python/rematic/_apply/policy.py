@@ -12,10 +12,12 @@ from .errors import Mismatch
 
 aten = torch.ops.aten
 DETACH = aten.detach.default
+TO_COPY = aten._to_copy.default
 # What capture does not record: they run no kernel.
 UNRECORDED = ("profiler", "prim", "prims")
 # In training these update running statistics, without declaring it.
 BATCH_NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default)
+ACTED_ON = (*BATCH_NORMS, TO_COPY)
 
 
 def name_of(func: Any) -> str:
@@ -63,7 +65,7 @@ class Policy:
             return False
         self.draws[at] = torch.Tag.nondeterministic_seeded in func.tags or func.namespace != "aten"
         self.changes[at] = func._schema.is_mutable
-        self.plain[at] = not (self.saves[at] or self.draws[at] or self.changes[at] or func in BATCH_NORMS)
+        self.plain[at] = not (self.saves[at] or self.draws[at] or self.changes[at] or func in ACTED_ON)
         self.ops[at] = func
         return True
 
