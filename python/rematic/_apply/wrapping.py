@@ -19,6 +19,7 @@ from rematic._core import Plan, PlanError
 from .compiled import compiled_contexts
 from .modes import Again, Forward, Kept
 from .policy import Policy
+from .sharding import check_whole
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -33,6 +34,7 @@ class Wrapper:
         self.previous: Callable[..., Any] | None = module.__dict__.get("forward")
         self.policies: dict[int, Policy] = {}
         self.calls = 0
+        self.checked = False
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -78,6 +80,10 @@ class Wrapper:
                 context_fn=functools.partial(compiled_contexts, policy),
                 **kwargs,
             )
+        if not self.checked:
+            # Not when the plan is applied: sharding may come later.
+            check_whole(policy.module, self.module)
+            self.checked = True
         # Only among positional arguments does checkpointing look for the device that autocast is for, and for changes
         # in place.
         names = tuple(name for name, value in kwargs.items() if isinstance(value, Tensor))
