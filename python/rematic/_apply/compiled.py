@@ -9,6 +9,11 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from .policy import DETACH, UNRECORDED, Policy
 
+HINT = (
+    "Under torch.compile a model may take other paths and other operators than as it is written, for which it was "
+    "planned; keep this module out of it (torch.compiler.disable), or train without torch.compile."
+)
+
 
 class Decisions:
     """The policy function of one trace."""
@@ -22,7 +27,7 @@ class Decisions:
             return CheckpointPolicy.PREFER_RECOMPUTE
         at = self._at
         if not self._policy.meets(at, func):
-            raise self._policy.mismatch(at, func)
+            raise self._policy.mismatch(at, func, hint=HINT)
         self._at = at + 1
         return CheckpointPolicy.MUST_SAVE if self._policy.saves[at] else CheckpointPolicy.PREFER_RECOMPUTE
 

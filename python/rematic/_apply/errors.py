@@ -34,3 +34,7 @@ class Mismatch(PlanError):
         self.position = position
         self.expected = expected
         self.found = found
+
+    def add(self, words: str) -> None:
+        """Says more about it."""
+        self.args = (f"{self} {words}",)

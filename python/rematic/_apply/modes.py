@@ -56,6 +56,12 @@ class _Follower(TorchDispatchMode):
         self._at = 0
 
     @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise PyTorch turns its compiler off and on around every operator, which takes longer than all that is
+        # done here. While it traces, these modes are not used.
+        return False
+
+    @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Compiled parts inside a region run as one."""
         return True

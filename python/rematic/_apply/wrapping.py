@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from rematic._core import Plan, PlanError
 
 from .compiled import compiled_contexts
+from .errors import Mismatch
 from .modes import Again, Forward, Kept
 from .policy import Policy
-from .sharding import check_whole
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -34,7 +34,6 @@ class Wrapper:
         self.previous: Callable[..., Any] | None = module.__dict__.get("forward")
         self.policies: dict[int, Policy] = {}
         self.calls = 0
-        self.checked = False
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -80,10 +79,13 @@ class Wrapper:
                 context_fn=functools.partial(compiled_contexts, policy),
                 **kwargs,
             )
-        if not self.checked:
-            # Not when the plan is applied: sharding may come later.
-            check_whole(policy.module, self.module)
-            self.checked = True
+        try:
+            return self._checkpointed(policy, args, kwargs)
+        except Mismatch as error:
+            self._explain(error)
+            raise
+
+    def _checkpointed(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Only among positional arguments does checkpointing look for the device that autocast is for, and for changes
         # in place.
         names = tuple(name for name, value in kwargs.items() if isinstance(value, Tensor))
@@ -97,6 +99,22 @@ class Wrapper:
             context_fn=functools.partial(_contexts, policy),
             **rest,
         )
+
+    def _explain(self, mismatch: Mismatch) -> None:
+        """Adds why other operators run, if it can be seen."""
+        never = f'never="{mismatch.module}"'
+        for path, module in self.module.named_modules():
+            if path and any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
+                mismatch.add(
+                    f"Inside it `{path}` is sharded by itself and gathers its parameters in the midst; plan without the "
+                    f"modules around it ({never}), or shard `{mismatch.module}` as one."
+                )
+                return
+        if self.module._forward_pre_hooks or self.module._forward_hooks:
+            mismatch.add(
+                "It has forward hooks of its own, which run outside of what is checkpointed; if they run operators, plan "
+                f"without it ({never})."
+            )
 
 
 def _contexts(policy: Policy) -> tuple[Forward, Again]:
