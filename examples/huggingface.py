@@ -2,7 +2,8 @@
 
     python examples/huggingface.py                                  # a small Llama on the CPU, in seconds
     python examples/huggingface.py --budget 50%                     # as little as half of what it takes without a plan
-    python examples/huggingface.py --config path/to/config.json --seq 4096 --dtype bf16 --plan-only --device h100 --budget 70GiB
+    python examples/huggingface.py --config path/to/llama-3-8b/config.json --batch 2 --seq 8192 --dtype bf16 \\
+        --device h200 --budget 125GiB --plan-only
 
 With --plan-only the model is built without weights, so that even a large one is planned on a laptop.
 """

@@ -2,7 +2,8 @@
 
     python examples/nanogpt.py                      # small, on the CPU, in seconds
     python examples/nanogpt.py --budget 30MiB       # tighter: more is recomputed
-    python examples/nanogpt.py --layers 12 --dim 768 --heads 12 --vocab 50304 --seq 1024 --batch 8 --device cuda --budget 12GiB
+    python examples/nanogpt.py --layers 12 --dim 768 --heads 12 --vocab 50304 --seq 1024 --batch 8 --device cuda \\
+        --budget 8GiB
 
 The only line that Rematic needs is the one with `rematic.auto`. The training loop stays as it was.
 """
