@@ -15,6 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import rematic
 from rematic._capture.routing import as_on
 from rematic._capture.step import document as capture
 
@@ -28,6 +29,7 @@ LLAMA_3_70B = LLAMA_3_8B | {
 SEQ = 8192
 AT_MOST_BARE = 3.0
 AT_LEAST_FASTER_THAN_MEMTRACKER = 10.0
+AUTO_SECONDS = 5.0
 MAX_RESIDENT = 2 * 10**9
 
 
@@ -86,6 +88,21 @@ def test_llama_3_8b(monkeypatch: Any) -> None:
     print(f"capture {captured:.2f} s, bare forward and backward {floor:.2f} s, one step of MemTracker {tracked:.1f} s")
     assert captured <= AT_MOST_BARE * floor
     assert captured * AT_LEAST_FASTER_THAN_MEMTRACKER <= tracked
+
+
+def test_auto_on_llama_3_8b() -> None:
+    """Capture, plan and apply; the model has no weights, and nothing is run."""
+    model = llama(LLAMA_3_8B)
+    tokens = torch.zeros(1, SEQ, dtype=torch.long)
+
+    def whole() -> None:
+        plan = rematic.auto(model, input_ids=tokens, labels=tokens, use_cache=False, budget="80GiB", device="h200")
+        assert plan.outcome == "planned" and plan.peak <= plan.budget
+        rematic.remove(model)
+
+    took = seconds(whole)
+    print(f"auto {took:.2f} s")
+    assert took < AUTO_SECONDS
 
 
 def test_llama_3_70b_stays_small() -> None:

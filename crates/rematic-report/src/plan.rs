@@ -162,7 +162,11 @@ impl PlanReport<'_> {
         let _ = writeln!(text, "{fits}: peak {} -> {} of {}{place}.", self.baseline, plan.peak_bytes, self.budget);
         let share = plan.recompute_ms.0 / self.step.0.max(f64::MIN_POSITIVE) * 100.0;
         let gap = (plan.recompute_ms.0 / plan.lower_bound_ms.0.max(f64::MIN_POSITIVE) - 1.0).max(0.0) * 100.0;
-        let quality = if gap < 0.005 {
+        let quality = if plan.lower_bound_ms.0 <= 0.0 && plan.recompute_ms.0 > 0.0 {
+            "how much less is possible is not known".to_owned()
+        } else if plan.peak_bytes > self.budget {
+            "it is not within the budget".to_owned()
+        } else if gap < 0.005 {
             "no plan takes less".to_owned()
         } else {
             format!("at most {gap:.2} % above the best plan")

@@ -152,18 +152,14 @@ impl Target {
     /// If the step cannot be costed, or the plan is for another one.
     pub fn replay(&self, trace: &StepTrace, limits: Limits, document: PlanDocument) -> Result<PlanAnswer, Error> {
         let costs = self.costs(trace)?;
-        let world_size = limits.world_size;
         let problem = self.problem(trace, &costs, limits)?;
         let checkpoints = document.checkpoints(trace, problem.regions())?;
         let replayed = problem.replay(&checkpoints);
-        let document = PlanDocument {
-            world_size,
-            peak_bytes: replayed.peak,
-            recompute_ms: replayed.recompute,
-            baseline_peak_bytes: problem.baseline().peak,
-            step_ms: costs.step().time,
-            ..document
-        };
+        let bound = problem.lower_bound(document.budget_bytes).unwrap_or(Millis(0.0));
+        let lower_bound = Millis(bound.0.min(replayed.recompute.0));
+        let solution = Solution { checkpoints, replayed, lower_bound };
+        let document = PlanDocument::new(&problem, &solution, document.budget_bytes, &self.device.name);
+        let replayed = solution.replayed;
         Ok(answer(Fit::Planned, document, replayed, &costs))
     }
 

@@ -88,7 +88,12 @@ fn torch_plan(arguments: &PlanArguments, trace: &StepTrace, target: &Target) -> 
     options.time_limit = arguments.time_limit.map(Duration::from_secs).or(options.time_limit);
     let outcome = milp(&graph, &options).map_err(Error::from)?;
     let solution = match &outcome {
-        MilpOutcome::Planned(plan) => Some(problem.replay_milp(plan, &tradeoffs).map_err(Error::from)?),
+        MilpOutcome::Planned(plan) => {
+            let solution = problem.replay_milp(plan, &tradeoffs).map_err(Error::from)?;
+            // Torch's bound is one for its own model; a document's is for all plans.
+            let lower_bound = problem.lower_bound(arguments.budget).unwrap_or(Millis(0.0));
+            Some(Solution { lower_bound: Millis(lower_bound.0.min(solution.replayed.recompute.0)), ..solution })
+        }
         MilpOutcome::Fits { .. } => {
             let replayed = problem.baseline().clone();
             Some(Solution { checkpoints: Vec::new(), replayed, lower_bound: Millis(0.0) })
@@ -142,5 +147,9 @@ pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
         limits.world_size = document.world_size;
     }
     let found = target.replay(&trace, limits, document)?;
-    Ok(answer(&found, &trace, arguments.limits.json))
+    let mut answer = answer(&found, &trace, arguments.limits.json);
+    if found.replayed.peak > found.document.budget_bytes {
+        answer.code = INFEASIBLE;
+    }
+    Ok(answer)
 }
