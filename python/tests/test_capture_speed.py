@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-import pathlib
 import resource
 import subprocess
 import sys
 import time
 from typing import Any
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

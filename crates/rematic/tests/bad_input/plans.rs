@@ -66,7 +66,7 @@ fn plans_that_do_not_fit_here_say_so() {
     let path = PLANS.path().join("exact");
     let arguments = [replay(&SMALL, &path), vec![OsStr::new("--world-size"), OsStr::new("1")]].concat();
     let ran = run(&arguments);
-    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(3), ""));
     assert!(ran.stdout.contains("\nDoes not fit with this plan, by "), "{}", ran.stdout);
     let ran = run(&[arguments, vec![OsStr::new("--json")]].concat());
     let replayed = &serde_json::from_str::<Value>(&ran.stdout).unwrap()["replayed"];
