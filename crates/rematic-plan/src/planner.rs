@@ -112,7 +112,8 @@ impl Problem<'_> {
             }
         }
         if best.as_ref().is_none_or(|(_, best)| best.recompute.0 > lower_bound.0 * (1.0 + SAME)) {
-            for found in [Some(self.greedy_fit(budget)), self.large_fit(budget)].into_iter().flatten() {
+            let large = if as_aimed { None } else { self.large_fit(budget) };
+            for found in std::iter::once(self.greedy_fit(budget)).chain(large) {
                 let better = best.as_ref().is_none_or(|(_, best)| found.1.recompute < best.recompute);
                 if found.1.peak <= budget && better {
                     best = Some(found);
