@@ -102,6 +102,7 @@ def main():
         dist.all_reduce(mean)
         if rank == 0:
             print(f"step {step}: loss {mean.item():.4f}")
+    dist.barrier()  # nobody leaves while another still waits for it
     dist.destroy_process_group()
 
 

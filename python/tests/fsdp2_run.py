@@ -156,6 +156,7 @@ def main() -> None:
     # In one write: the other process prints into the same pipe.
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
+    dist.barrier()
     dist.destroy_process_group()
 
 
