@@ -5,7 +5,7 @@
 //! one that passes is the optimum.
 
 use rematic_memory::Checkpoint;
-use rematic_trace::{Bytes, OpId};
+use rematic_trace::Bytes;
 
 use crate::problem::{Problem, Replayed};
 
@@ -65,18 +65,13 @@ impl Enumeration {
 
     fn replays<'a>(&'a self, problem: &'a Problem<'_>) -> impl Iterator<Item = (Vec<Checkpoint>, Replayed)> + 'a {
         self.0.iter().map(|(_, choices)| {
-            let checkpoints: Vec<Checkpoint> = choices.iter().map(|choice| checkpoint(problem, *choice)).collect();
+            let checkpoint = |&(node, saved): &Choice| {
+                let items = problem.nodes[node].candidate.items.len();
+                problem.checkpoint(node, (0..items).filter(|item| saved >> item & 1 == 1))
+            };
+            let checkpoints: Vec<Checkpoint> = choices.iter().map(checkpoint).collect();
             let replayed = problem.replay(&checkpoints);
             (checkpoints, replayed)
         })
     }
-}
-
-fn checkpoint(problem: &Problem<'_>, (index, choice): Choice) -> Checkpoint {
-    let node = &problem.nodes[index];
-    let items = node.candidate.items.iter().enumerate().filter(|(item, _)| choice >> item & 1 == 1);
-    let ops = items.flat_map(|(_, item)| &item.ops).chain(&node.candidate.always_saved);
-    let mut saved: Vec<OpId> = ops.map(|op| OpId::new(node.start + op)).collect();
-    saved.sort_unstable();
-    Checkpoint { region: node.region, saved }
 }

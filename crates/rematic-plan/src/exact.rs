@@ -51,7 +51,6 @@
 use std::collections::HashMap;
 
 use rematic_memory::Checkpoint;
-use rematic_trace::OpId;
 use rematic_tradeoff::{Frontier, Point, Pricing};
 
 use crate::problem::{Node, Problem};
@@ -184,21 +183,7 @@ fn surrounds(node: &Node, position: usize) -> bool {
 
 /// The checkpoints that picks stand for.
 pub(crate) fn checkpoints(problem: &Problem<'_>, picks: &[Pick]) -> Vec<Checkpoint> {
-    picks
-        .iter()
-        .map(|pick| {
-            let node = &problem.nodes[pick.node];
-            let mut saved: Vec<OpId> = pick
-                .saved
-                .iter()
-                .flat_map(|&item| &node.candidate.items[item].ops)
-                .chain(&node.candidate.always_saved)
-                .map(|op| OpId::new(node.start + op))
-                .collect();
-            saved.sort_unstable();
-            Checkpoint { region: node.region, saved }
-        })
-        .collect()
+    picks.iter().map(|pick| problem.checkpoint(pick.node, pick.saved.iter().copied())).collect()
 }
 
 /// The problem with some of the regions.
@@ -491,12 +476,15 @@ impl<'a> Case<'a> {
     /// policies that take least and free as much as is needed.
     fn polish(&self, picks: &mut Vec<Pick>) {
         let exact = |pick: &Pick| self.nodes[pick.node].frontier.is_exact();
-        for at in (0..picks.len()).filter(|&at| exact(&picks[at])).collect::<Vec<_>>() {
+        for at in 0..picks.len() {
+            if !exact(&picks[at]) {
+                continue;
+            }
             let points = self.nodes[picks[at].node].frontier.points();
             let present = points.partition_point(|point| point.kept > picks[at].policy.kept);
             let mut tried = picks.clone();
-            let enough = (0..present).collect::<Vec<_>>().partition_point(|&position| {
-                tried[at].policy = points[position];
+            let enough = points[..present].partition_point(|point| {
+                tried[at].policy = *point;
                 self.spare(&tried).is_none()
             });
             if enough < present {
@@ -603,7 +591,9 @@ impl<'a> Case<'a> {
                 let others = before[index] + rates.to_come[node.next] + rates.owed[0];
                 if !thin && !node.frontier.is_exact() {
                     let slack = guess - others - (time - rate * freed);
-                    match Frontier::near(&node.candidate, rate, slack.max(0.0)) {
+                    // How near a policy is goes by all that it keeps, which does not count for the others.
+                    let counts = node.rebuilt_last.then(|| Frontier::near(&node.candidate, rate, slack.max(0.0)));
+                    match counts.flatten() {
                         Some(policies) => _ = near.insert(index, policies),
                         None => exact = false,
                     }

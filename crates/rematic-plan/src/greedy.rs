@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rematic_memory::Checkpoint;
 use rematic_trace::{Bytes, Millis};
 
-use crate::exact::{self, Pick};
+use crate::exact;
 use crate::planner::{Infeasible, Outcome, Solution};
 use crate::problem::{Problem, Replayed};
 
@@ -41,25 +41,12 @@ impl Problem<'_> {
                 policies[index].1 = Some(policy);
             }
             let chosen = policies.into_iter().filter_map(|(node, policy)| {
-                Some(Pick::new(&self.nodes, node, self.nodes[node].frontier.points()[policy?]))
+                let frontier = &self.nodes[node].frontier;
+                Some(self.checkpoint(node, frontier.saved_items(&frontier.points()[policy?]).into_iter()))
             });
-            let checkpoints = exact::checkpoints(self, &chosen.collect::<Vec<_>>());
-            let replayed = self.replay(&checkpoints);
-            (checkpoints, replayed)
+            chosen.collect()
         };
-        // Each step lowers the peak or leaves it, up to small things: the first that fits is found by bisection.
-        let mut best = after(steps.len());
-        let (mut low, mut high) = (0, if best.1.peak > budget { 0 } else { steps.len() });
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            let tried = after(middle);
-            if tried.1.peak <= budget {
-                (best, high) = (tried, middle);
-            } else {
-                low = middle;
-            }
-        }
-        best
+        self.first_within(budget, steps.len(), after).1
     }
 
     /// The steps in order: which region gets which policy.

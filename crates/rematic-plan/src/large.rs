@@ -8,7 +8,6 @@ use rematic_memory::Checkpoint;
 use rematic_trace::Bytes;
 use rematic_tradeoff::{Frontier, Pricing};
 
-use crate::exact::{self, Pick};
 use crate::problem::{Problem, Replayed};
 
 /// More large regions than this are not tried.
@@ -29,35 +28,22 @@ impl Problem<'_> {
     fn alone(&self, node: usize, budget: Bytes) -> Option<(Vec<Checkpoint>, Replayed)> {
         let candidate = &self.priced(Pricing::High)[node].candidate;
         let order = Frontier::cheapest_first(candidate);
-        let replay = |saved: &[usize]| {
-            let picks = [Pick { node, policy: Frontier::policy(candidate, saved), saved: saved.to_vec() }];
-            let checkpoints = exact::checkpoints(self, &picks);
-            let replayed = self.replay(&checkpoints);
-            (checkpoints, replayed)
-        };
-        let mut best = replay(&[]);
-        let (mut low, mut high) = (0, order.len());
+        let saving = |items: &[usize]| vec![self.checkpoint(node, items.iter().copied())];
+        let (dropped, mut best) = self.first_within(budget, order.len(), |dropped| saving(&order[dropped..]));
         if best.1.peak > budget {
             return None;
         }
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            let tried = replay(&order[middle..]);
-            if tried.1.peak <= budget {
-                (best, high) = (tried, middle);
-            } else {
-                low = middle;
-            }
-        }
         let kept = |saved: &[usize]| -> u64 { saved.iter().map(|&item| candidate.items[item].bytes.0).sum() };
-        let mut room = kept(&order[high..]).saturating_add(budget.saturating_sub(best.1.peak).0);
-        for _ in 0..if order.len() > MOST_ITEMS { 0 } else { REFILLS } {
+        let mut room = kept(&order[dropped..]).saturating_add(budget.saturating_sub(best.1.peak).0);
+        let refills = if order.len() > MOST_ITEMS { 0 } else { REFILLS };
+        for _ in 0..refills {
             let Some(saved) = Frontier::best_within(candidate, Bytes(room)) else { break };
-            let tried = replay(&saved);
-            let over = tried.1.peak.saturating_sub(budget).0;
+            let checkpoints = saving(&saved);
+            let replayed = self.replay(&checkpoints);
+            let over = replayed.peak.saturating_sub(budget).0;
             if over == 0 {
-                if tried.1.recompute.0 < best.1.recompute.0 {
-                    best = tried;
+                if replayed.recompute.0 < best.1.recompute.0 {
+                    best = (checkpoints, replayed);
                 }
                 break;
             }

@@ -2,11 +2,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rematic_memory::Checkpoint;
 use rematic_trace::{Bytes, Millis};
-
-use crate::enumeration::Enumeration;
-use crate::exact::{self, Pick, Relaxed, Tightening};
 use rematic_tradeoff::Pricing;
 
+use crate::exact::{self, Pick, Relaxed, Tightening};
 use crate::problem::{Limit, Problem, Replayed};
 
 /// What a planner says about a budget.
@@ -80,7 +78,7 @@ impl Problem<'_> {
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
     fn fit(&self, budget: Bytes) -> Option<Solution> {
         // Where all plans can be looked at, no model is needed.
-        if let Some(plans) = Enumeration::of(self) {
+        if let Some(plans) = self.enumeration() {
             let (checkpoints, replayed) = plans.first_within(self, budget)?;
             let lower_bound = replayed.recompute;
             return Some(Solution { checkpoints, replayed, lower_bound });
@@ -163,6 +161,35 @@ impl Problem<'_> {
             best = (checkpoints, replayed);
         }
         best
+    }
+
+    /// The first of so many plans, each of which drops more than the one before, that is within the budget; the last one if
+    /// none is. Also says how many there are up to it.
+    ///
+    /// Each lowers the peak or leaves it, up to small things, so it is found by bisection.
+    pub(crate) fn first_within(
+        &self,
+        budget: Bytes,
+        count: usize,
+        plan: impl Fn(usize) -> Vec<Checkpoint>,
+    ) -> (usize, (Vec<Checkpoint>, Replayed)) {
+        let replayed = |index: usize| {
+            let checkpoints = plan(index);
+            let replayed = self.replay(&checkpoints);
+            (checkpoints, replayed)
+        };
+        let mut best = replayed(count);
+        let (mut low, mut high) = (0, count);
+        while best.1.peak <= budget && high - low > 1 {
+            let middle = low + (high - low) / 2;
+            let tried = replayed(middle);
+            if tried.1.peak <= budget {
+                (best, high) = (tried, middle);
+            } else {
+                low = middle;
+            }
+        }
+        (high, best)
     }
 
     /// Replays a plan. Where it is above the aim, what the replay says beyond what the model said is noted: from now on
@@ -250,9 +277,7 @@ impl Problem<'_> {
         for (index, outcome) in outcomes {
             let before = &curve[curve.len() - 1].1;
             let solution = match outcome {
-                Outcome::Fits => {
-                    Solution { checkpoints: Vec::new(), replayed: self.baseline().clone(), lower_bound: Millis(0.0) }
-                }
+                Outcome::Fits => self.unplanned(),
                 Outcome::Planned(solution) if solution.replayed.recompute.0 <= before.replayed.recompute.0 => solution,
                 Outcome::Planned(solution) => Solution { lower_bound: solution.lower_bound, ..before.clone() },
                 Outcome::Infeasible(_) => before.clone(),
@@ -266,13 +291,12 @@ impl Problem<'_> {
     /// The plan with the lowest peak: of all where they are few, otherwise by bisection over budgets.
     #[must_use]
     pub fn least(&self) -> Solution {
-        let found = Enumeration::of(self).and_then(|plans| plans.least(self));
+        let found = self.enumeration().and_then(|plans| plans.least(self));
         if let Some((checkpoints, replayed)) = found {
             let lower_bound = replayed.recompute;
             return Solution { checkpoints, replayed, lower_bound };
         }
-        let mut best =
-            Solution { checkpoints: Vec::new(), replayed: self.baseline().clone(), lower_bound: Millis(0.0) };
+        let mut best = self.unplanned();
         let mut low = self.ceilings[0].forward.max(self.ceilings[0].backward);
         // At a distance of one byte there is nothing in between.
         while (best.replayed.peak.0.saturating_sub(low)) as f64 > (LEAST_SHARE * best.replayed.peak.0 as f64).max(1.0) {

@@ -1,7 +1,7 @@
 //! The planning problem, as far as it does not depend on the budget.
 
 use std::collections::{BinaryHeap, HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rematic_cost::Costs;
 use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Regions, Snapshot, replay_checkpointed};
@@ -9,7 +9,9 @@ use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace};
 use rematic_tradeoff::{Candidate, Candidates, Frontier, Pricing};
 
 use crate::cancel::Cancel;
+use crate::enumeration::Enumeration;
 use crate::error::PlanError;
+use crate::planner::Solution;
 use crate::selection::allowed;
 
 /// What may be planned, and what memory is counted.
@@ -116,6 +118,7 @@ pub struct Problem<'a> {
     world_size: u64,
     ledger: Ledger,
     baseline: Replayed,
+    enumeration: OnceLock<Option<Enumeration>>,
 }
 
 /// What a replay of the step under a plan says.
@@ -172,6 +175,7 @@ impl<'a> Problem<'a> {
                 recompute: Millis(0.0),
                 recomputed: Vec::new(),
             },
+            enumeration: OnceLock::new(),
         };
         problem.baseline = problem.replay(&[]);
         Ok(problem)
@@ -237,6 +241,26 @@ impl<'a> Problem<'a> {
         let is_saved = |op: &usize| checkpoint.saved.binary_search(&OpId::new(start + op)).is_ok();
         let kept = candidate.items.iter().filter(|item| item.ops.iter().all(is_saved)).map(|item| item.bytes).sum();
         (candidate.held_by_autograd, candidate.droppable.saturating_sub(kept))
+    }
+
+    /// A node checkpointed with some of its items saved.
+    pub(crate) fn checkpoint(&self, node: usize, items: impl Iterator<Item = usize>) -> Checkpoint {
+        let node = &self.nodes[node];
+        let ops = items.flat_map(|item| &node.candidate.items[item].ops).chain(&node.candidate.always_saved);
+        let mut saved: Vec<OpId> = ops.map(|op| OpId::new(node.start + op)).collect();
+        saved.sort_unstable();
+        Checkpoint { region: node.region, saved }
+    }
+
+    /// The step as it is, as a plan.
+    #[must_use]
+    pub fn unplanned(&self) -> Solution {
+        Solution { checkpoints: Vec::new(), replayed: self.baseline.clone(), lower_bound: Millis(0.0) }
+    }
+
+    /// Every plan, if there are few; made when it is first asked for.
+    pub(crate) fn enumeration(&self) -> Option<&Enumeration> {
+        self.enumeration.get_or_init(|| Enumeration::of(self)).as_ref()
     }
 
     /// The nodes with what their policies count as kept.

@@ -60,8 +60,8 @@ impl Frontier {
             frontier.take_hull_points(candidate);
             return frontier;
         }
-        // Kept bytes ascending, time gained strictly ascending.
-        let mut list: Vec<(u64, f64, u32)> = vec![(0, 0.0, NO_CHOICE)];
+        let all: f64 = candidate.fixed_time.0 + candidate.items.iter().map(|item| item.time.0).sum::<f64>();
+        let mut list: Vec<Entry> = vec![(0, all, NO_CHOICE)];
         let mut order: Vec<usize> = (0..candidate.items.len()).collect();
         // The best gain per byte first: early lists are good ones when a list has to be thinned.
         order.sort_by(|&a, &b| {
@@ -70,26 +70,18 @@ impl Frontier {
         });
         for index in order {
             let item = &candidate.items[index];
-            let with: Vec<(u64, f64, u32)> = list
+            let saving: Vec<Entry> = list
                 .iter()
-                .map(|&(bytes, gain, choice)| (bytes.saturating_add(item.bytes.0), gain + item.time.0, choice))
+                .map(|&(kept, time, choice)| (kept + signed(item.bytes.0), time - item.time.0, choice))
                 .collect();
-            list = frontier.merge(list, &with, index);
+            list = undominated(list, saving, |before| push(&mut frontier.choices, (as_choice(index), before)));
             if list.len() > MOST_POINTS {
                 frontier.exact = false;
                 thin(&mut list);
             }
         }
-        let all: f64 = candidate.fixed_time.0 + candidate.items.iter().map(|item| item.time.0).sum::<f64>();
-        frontier.points = list
-            .into_iter()
-            .map(|(kept, gain, choice)| Point {
-                kept: Bytes(kept),
-                freed: candidate.droppable.saturating_sub(Bytes(kept)),
-                time: Millis((all - gain).max(0.0)),
-                choice,
-            })
-            .collect();
+        let point = |(kept, time, choice): Entry| point(candidate, kept, time, choice);
+        frontier.points = list.into_iter().map(point).collect();
         frontier.points.reverse();
         frontier
     }
@@ -115,47 +107,15 @@ impl Frontier {
         self.exact = false;
         let order = Frontier::cheapest_first(candidate);
         // The policy that saves everything behind a place in the order continues the one for the place behind it.
+        let mut rest = NO_CHOICE;
         for &item in order.iter().rev() {
-            let rest =
-                self.choices.len().checked_sub(1).map_or(NO_CHOICE, |last| u32::try_from(last).unwrap_or(NO_CHOICE));
-            self.choices.push((u32::try_from(item).unwrap_or(NO_CHOICE), rest));
+            rest = push(&mut self.choices, (as_choice(item), rest));
         }
         for dropped in 1..=order.len() {
-            let saved = order.len() - dropped;
-            let choice = saved.checked_sub(1).map_or(NO_CHOICE, |last| u32::try_from(last).unwrap_or(NO_CHOICE));
+            let choice = (order.len() - dropped).checked_sub(1).map_or(NO_CHOICE, as_choice);
             let kept: u64 = order[dropped..].iter().map(|&item| candidate.items[item].bytes.0).sum();
-            let (kept, freed) = (Bytes(kept), candidate.droppable.saturating_sub(Bytes(kept)));
-            self.points.push(Point { kept, freed, time: Millis(self.hull[dropped].time), choice });
+            self.points.push(point(candidate, signed(kept), self.hull[dropped].time, choice));
         }
-    }
-
-    /// Merges two lists that are sorted by bytes, and leaves out what is dominated.
-    fn merge(&mut self, without: Vec<(u64, f64, u32)>, with: &[(u64, f64, u32)], item: usize) -> Vec<(u64, f64, u32)> {
-        let mut merged: Vec<(u64, f64, u32)> = Vec::with_capacity(without.len() + with.len());
-        let mut left = without.into_iter().peekable();
-        let mut right = with.iter().copied().peekable();
-        loop {
-            let from_left = match (left.peek(), right.peek()) {
-                (None, None) => break,
-                (Some(_), None) => true,
-                (None, Some(_)) => false,
-                // Of two with equal bytes the one with the greater gain comes first, and dominates the other.
-                (Some(a), Some(b)) => a.0 < b.0 || a.0 == b.0 && a.1 >= b.1,
-            };
-            let next = if from_left { left.next() } else { right.next() };
-            let Some((bytes, gain, choice)) = next else { break };
-            if merged.last().is_some_and(|last| gain <= last.1) {
-                continue;
-            }
-            let choice = if from_left {
-                choice
-            } else {
-                self.choices.push((u32::try_from(item).unwrap_or(NO_CHOICE), choice));
-                u32::try_from(self.choices.len() - 1).unwrap_or(NO_CHOICE)
-            };
-            merged.push((bytes, gain, choice));
-        }
-        merged
     }
 
     /// All undominated policies whose `time - rate * freed` is at most `slack` above the least there is, the one that keeps
@@ -183,54 +143,31 @@ impl Frontier {
             difference(&candidate.items[b]).total_cmp(&difference(&candidate.items[a])).then(a.cmp(&b))
         });
         // Moved item and the moves before it.
-        let mut moves: Vec<(usize, u32)> = Vec::new();
+        let mut moves: Vec<(u32, u32)> = Vec::new();
         let mut list = vec![(kept, time, NO_CHOICE)];
         for index in movable {
             let item = &candidate.items[index];
             let sign = if is_saved(item) { -1 } else { 1 };
             let (bytes, more) = (sign * signed(item.bytes.0), -(sign as f64) * item.time.0);
-            let moved: Vec<(i64, f64, u32)> = list
+            let moved: Vec<Entry> = list
                 .iter()
                 .map(|&(kept, time, before)| (kept + bytes, time + more, before))
                 .filter(|&(kept, time, _)| time + rate * kept as f64 <= least + slack)
                 .collect();
-            let mut merged: Vec<(i64, f64, u32)> = Vec::with_capacity(list.len() + moved.len());
-            let (mut left, mut right) = (list.into_iter().peekable(), moved.into_iter().peekable());
-            loop {
-                let from_left = match (left.peek(), right.peek()) {
-                    (None, None) => break,
-                    (Some(_), None) => true,
-                    (None, Some(_)) => false,
-                    (Some(a), Some(b)) => a.0 < b.0 || a.0 == b.0 && a.1 <= b.1,
-                };
-                let Some((kept, time, before)) = (if from_left { left.next() } else { right.next() }) else { break };
-                if merged.last().is_some_and(|last| time >= last.1) {
-                    continue;
-                }
-                let choice = if from_left {
-                    before
-                } else {
-                    moves.push((index, before));
-                    u32::try_from(moves.len() - 1).unwrap_or(NO_CHOICE)
-                };
-                merged.push((kept, time, choice));
-            }
-            list = merged;
+            list = undominated(list, moved, |before| push(&mut moves, (as_choice(index), before)));
             if list.len() > most {
                 return None;
             }
         }
-        let policy = |(kept, time, mut choice): (i64, f64, u32)| {
+        let policy = |(kept, time, mut choice): Entry| {
             let mut saved: Vec<bool> = candidate.items.iter().map(is_saved).collect();
             while choice != NO_CHOICE {
                 let (item, before) = moves[choice as usize];
-                saved[item] = !saved[item];
+                saved[item as usize] = !saved[item as usize];
                 choice = before;
             }
-            let kept = Bytes(u64::try_from(kept).unwrap_or(0));
-            let point =
-                Point { kept, freed: candidate.droppable.saturating_sub(kept), time: Millis(time.max(0.0)), choice };
-            (point, (0..saved.len()).filter(|&item| saved[item]).collect())
+            let saved = (0..saved.len()).filter(|&item| saved[item]).collect();
+            (point(candidate, kept, time, NO_CHOICE), saved)
         };
         Some(list.into_iter().rev().map(policy).collect())
     }
@@ -272,16 +209,6 @@ impl Frontier {
                 _ => slack *= 2.0,
             }
         }
-    }
-
-    /// The policy that saves these items, in ascending order or not.
-    #[must_use]
-    pub fn policy(candidate: &Candidate, saved: &[usize]) -> Point {
-        let all: f64 = candidate.fixed_time.0 + candidate.items.iter().map(|item| item.time.0).sum::<f64>();
-        let kept: Bytes = saved.iter().map(|&item| candidate.items[item].bytes).sum();
-        let gained: f64 = saved.iter().map(|&item| candidate.items[item].time.0).sum();
-        let time = Millis((all - gained).max(0.0));
-        Point { kept, freed: candidate.droppable.saturating_sub(kept), time, choice: NO_CHOICE }
     }
 
     /// The policies, the one that keeps most first; time rises with what is freed. Those that keep more than can be dropped
@@ -328,12 +255,50 @@ impl Frontier {
     }
 }
 
+/// A policy while frontiers are built: bytes kept, time, and the last of its choices. Lists of them are sorted, bytes
+/// ascending and time descending.
+type Entry = (i64, f64, u32);
+
+/// Merges two lists and leaves out what is dominated. What comes from the second gets a new choice, made from its last.
+fn undominated(first: Vec<Entry>, second: Vec<Entry>, mut choose: impl FnMut(u32) -> u32) -> Vec<Entry> {
+    let mut merged: Vec<Entry> = Vec::with_capacity(first.len() + second.len());
+    let (mut left, mut right) = (first.into_iter().peekable(), second.into_iter().peekable());
+    loop {
+        let from_left = match (left.peek(), right.peek()) {
+            (None, None) => return merged,
+            (Some(_), None) => true,
+            (None, Some(_)) => false,
+            // Of two with equal bytes the one that takes less comes first, and dominates the other.
+            (Some(a), Some(b)) => a.0 < b.0 || a.0 == b.0 && a.1 <= b.1,
+        };
+        let Some((kept, time, choice)) = (if from_left { left.next() } else { right.next() }) else { return merged };
+        if merged.last().is_none_or(|last| time < last.1) {
+            merged.push((kept, time, if from_left { choice } else { choose(choice) }));
+        }
+    }
+}
+
+fn point(candidate: &Candidate, kept: i64, time: f64, choice: u32) -> Point {
+    let kept = Bytes(u64::try_from(kept).unwrap_or(0));
+    Point { kept, freed: candidate.droppable.saturating_sub(kept), time: Millis(time.max(0.0)), choice }
+}
+
+/// Appends a choice, and says where it stands.
+fn push(choices: &mut Vec<(u32, u32)>, choice: (u32, u32)) -> u32 {
+    choices.push(choice);
+    as_choice(choices.len() - 1)
+}
+
+fn as_choice(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(NO_CHOICE)
+}
+
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// Keeps every other point, and the first and the last.
-fn thin(list: &mut Vec<(u64, f64, u32)>) {
+fn thin(list: &mut Vec<Entry>) {
     let last = list.len() - 1;
     let mut position: usize = 0;
     list.retain(|_| {

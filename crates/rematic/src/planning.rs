@@ -107,10 +107,7 @@ impl Target {
             Ok((problem, outcome))
         })??;
         let (fit, solution) = match outcome {
-            Outcome::Fits => {
-                let replayed = problem.baseline().clone();
-                (Fit::Fits, Solution { checkpoints: Vec::new(), replayed, lower_bound: Millis(0.0) })
-            }
+            Outcome::Fits => (Fit::Fits, problem.unplanned()),
             Outcome::Planned(solution) => (Fit::Planned, solution),
             Outcome::Infeasible(infeasible) => (Fit::Infeasible, infeasible.least),
         };

@@ -94,10 +94,7 @@ fn torch_plan(arguments: &PlanArguments, trace: &StepTrace, target: &Target) -> 
             let lower_bound = problem.lower_bound(arguments.budget).unwrap_or(Millis(0.0));
             Some(Solution { lower_bound: Millis(lower_bound.0.min(solution.replayed.recompute.0)), ..solution })
         }
-        MilpOutcome::Fits { .. } => {
-            let replayed = problem.baseline().clone();
-            Some(Solution { checkpoints: Vec::new(), replayed, lower_bound: Millis(0.0) })
-        }
+        MilpOutcome::Fits { .. } => Some(problem.unplanned()),
         MilpOutcome::Infeasible { .. } => None,
     };
     let written = solution
