@@ -110,7 +110,7 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
                         Some(at) => self.forward(at, op),
                         None => self.ledger.run(self.trace, op),
                     }
-                    (self.after)(Ran { op, again: false }, self.ledger.snapshot());
+                    self.ran(Ran { op, again: false });
                 }
                 Event::Return(op) => {
                     if let Some(at) = self.checkpoint(op) {
@@ -124,6 +124,11 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
                 _ => self.ledger.apply(self.trace, event),
             }
         }
+    }
+
+    fn ran(&mut self, ran: Ran) {
+        (self.after)(ran, self.ledger.snapshot());
+        self.ledger.tick();
     }
 
     fn checkpoint(&self, op: OpId) -> Option<usize> {
@@ -189,7 +194,7 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
         }
         self.hand_over(region, op);
         if !cached {
-            (self.after)(Ran { op, again: true }, self.ledger.snapshot());
+            self.ran(Ran { op, again: true });
         }
     }
 

@@ -1,6 +1,6 @@
 use rematic_trace::{Bytes, Category, Event, OpId, StepTrace, StorageId};
 
-use crate::{Allocator, Snapshot};
+use crate::{Allocator, Life, Snapshot};
 
 /// Who holds which storage, and the bytes that are in use because of it.
 ///
@@ -18,6 +18,8 @@ pub struct Ledger {
     snapshot: Snapshot,
     /// Parameters, gradients and optimizer state are spread evenly over so many devices.
     world_size: u64,
+    /// What lives from when to when, for those who want to know.
+    pub(crate) journal: Option<Journal>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +63,7 @@ impl Ledger {
                 Account { footprint, saves: 0, held, category: storage.category }
             })
             .collect();
-        Ledger { accounts, snapshot, world_size: 1 }
+        Ledger { accounts, snapshot, world_size: 1, journal: None }
     }
 
     /// The same state with parameters, gradients and optimizer state divided evenly by `world_size`, rounded up.
@@ -154,6 +156,17 @@ impl Ledger {
         account.category = category;
         if account.is_alive() {
             self.snapshot.add(category, account.counted(self.world_size));
+            if let Some(journal) = &mut self.journal {
+                journal.end(storage);
+                journal.begin(storage, account, self.world_size);
+            }
+        }
+    }
+
+    /// An operator has run: what happens from now on is seen after the next one.
+    pub(crate) fn tick(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            journal.now += 1;
         }
     }
 
@@ -194,6 +207,62 @@ impl Ledger {
             (false, true) => self.snapshot.add(account.category, account.counted(self.world_size)),
             (true, false) => self.snapshot.subtract(account.category, account.counted(self.world_size)),
             _ => {}
+        }
+        if let Some(journal) = &mut self.journal {
+            journal.note(storage, before, account, self.world_size);
+        }
+    }
+}
+
+/// Writes down lives as they begin and end.
+#[derive(Clone, Debug)]
+pub(crate) struct Journal {
+    pub(crate) lives: Vec<Life>,
+    /// How many operators have run.
+    now: u32,
+    /// For every account, its life that has not ended.
+    open: Vec<Option<u32>>,
+}
+
+impl Journal {
+    /// Begins with what is alive.
+    pub(crate) fn new(ledger: &Ledger) -> Self {
+        let mut journal = Journal { lives: Vec::new(), now: 0, open: vec![None; ledger.accounts.len()] };
+        for (index, account) in ledger.accounts.iter().enumerate().filter(|(_, account)| account.is_alive()) {
+            journal.begin(StorageId::new(index), account, ledger.world_size);
+        }
+        journal
+    }
+
+    fn note(&mut self, storage: StorageId, was_alive: bool, account: &Account, world_size: u64) {
+        match (was_alive, account.is_alive()) {
+            (false, true) => self.begin(storage, account, world_size),
+            (true, false) => self.end(storage),
+            _ => {}
+        }
+        if let Some(life) = self.open[storage.index()] {
+            let held_until = &mut self.lives[life as usize].held_until;
+            // A reference that is there lasts, as far as is known yet.
+            *held_until = if account.held { u32::MAX } else { (*held_until).min(self.now) };
+        }
+    }
+
+    fn begin(&mut self, storage: StorageId, account: &Account, world_size: u64) {
+        self.open[storage.index()] = u32::try_from(self.lives.len()).ok();
+        self.lives.push(Life {
+            storage,
+            again: false,
+            category: account.category,
+            bytes: account.counted(world_size),
+            from: self.now,
+            until: u32::MAX,
+            held_until: if account.held { u32::MAX } else { self.now },
+        });
+    }
+
+    fn end(&mut self, storage: StorageId) {
+        if let Some(life) = self.open[storage.index()].take() {
+            self.lives[life as usize].until = self.now;
         }
     }
 }

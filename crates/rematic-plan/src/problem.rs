@@ -4,7 +4,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
 use rematic_cost::Costs;
-use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Regions, Snapshot, replay_checkpointed};
+use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Recording, Regions, Snapshot, replay_checkpointed};
 use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace};
 use rematic_tradeoff::{Candidate, Candidates, Frontier, Pricing};
 
@@ -222,6 +222,12 @@ impl<'a> Problem<'a> {
             }
         });
         replayed
+    }
+
+    /// Replays the step with these regions checkpointed, and writes down all that happens.
+    #[must_use]
+    pub fn record(&self, checkpoints: &[Checkpoint]) -> Recording {
+        Recording::new(self.trace, &self.regions, checkpoints, self.ledger.clone())
     }
 
     /// Devices among which parameters, gradients and optimizer state are spread.
