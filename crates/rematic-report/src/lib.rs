@@ -1,10 +1,12 @@
-//! Renders results as text and JSON. Pure: the same input gives the same bytes, and nothing is printed here.
+//! Renders results as text, JSON and a page of HTML. Pure: the same input gives the same bytes, and nothing is printed here.
 
 mod device;
+mod holder;
 mod json;
 mod measured;
 mod milp;
 mod model;
+mod page;
 mod plan;
 mod regions;
 mod saved;
@@ -16,6 +18,7 @@ mod table;
 pub use device::{devices_json, devices_text};
 pub use milp::MilpReport;
 pub use model::{models_json, models_text};
+pub use page::{Page, PlanView};
 pub use plan::{CurvePoint, CurveReport, PlanReport, Verdict};
 pub use saved::SavedReport;
 pub use stats::StatsReport;

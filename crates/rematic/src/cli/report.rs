@@ -1,0 +1,52 @@
+//! The verb `report`.
+
+use std::path::Path;
+
+use super::arguments::ReportArguments;
+use super::planning::{INFEASIBLE, limits, progress_bar, warn};
+use super::{Answer, Failure, read};
+use crate::{BUILTIN, Error, PageOptions, PlanDocument, Source, StepTrace};
+
+/// Budgets that the page has plans for.
+const POINTS: usize = 50;
+
+pub(crate) fn report(arguments: &ReportArguments) -> Result<Answer, Failure> {
+    let target = arguments.limits.step.target()?;
+    let (trace, plan) = sources(arguments)?;
+    let mut limits = limits(&arguments.limits);
+    if let (None, Some(plan)) = (arguments.limits.world_size, &plan) {
+        limits.world_size = plan.world_size;
+    }
+    if let Some(warning) = arguments.budget.and_then(|budget| target.budget_warning(budget)) {
+        warn(&warning);
+    }
+    let bar = progress_bar(POINTS as u64);
+    let options = PageOptions { budget: arguments.budget, plan, points: POINTS };
+    let found = target.page(&trace, limits, options, || bar.inc(1));
+    bar.finish_and_clear();
+    let found = found?;
+    let path = &arguments.output;
+    std::fs::write(path, &found.html).map_err(|source| Error::Write { path: path.clone(), source })?;
+    let within = found.document.peak_bytes <= found.document.budget_bytes;
+    Ok(Answer { text: format!("{}\n", path.display()), code: if within { 0 } else { INFEASIBLE } })
+}
+
+/// The step, and the plan to show. A plan for a built-in model is enough for both.
+fn sources(arguments: &ReportArguments) -> Result<(StepTrace, Option<PlanDocument>), Failure> {
+    let source = &arguments.limits.step.source;
+    let path = Path::new(&source.source);
+    let is_builtin = |name: &str| BUILTIN.iter().any(|entry| entry.name == name);
+    if !is_builtin(&source.source) && PlanDocument::recognizes(path) {
+        if arguments.plan.is_some() {
+            return Err(Error::TwoPlans { path: path.to_owned() }.into());
+        }
+        let plan = PlanDocument::read(path).map_err(Error::from)?;
+        if !is_builtin(&plan.source) {
+            return Err(Error::PlanWithoutModel { path: path.to_owned(), model: plan.source }.into());
+        }
+        let trace = Source::open(&plan.source)?.trace(&source.options_like(&plan.facts))?;
+        return Ok((trace, Some(plan)));
+    }
+    let plan = arguments.plan.as_deref().map(PlanDocument::read).transpose().map_err(Error::from)?;
+    Ok((read(source)?, plan))
+}
