@@ -40,6 +40,7 @@ from rematic._core import (
     curve,
     plan,
     replay,
+    report,
     signatures,
 )
 
@@ -91,6 +92,7 @@ __all__ = [
     "plan",
     "remove",
     "replay",
+    "report",
     "signatures",
 ]
 

@@ -132,6 +132,7 @@ class Trace:
     ) -> dict[str, Any]:
         """What `rematic stats --json` says."""
     def __len__(self) -> int: ...
+    def _repr_html_(self) -> str: ...
 
 @final
 class Region:
@@ -206,6 +207,7 @@ class Plan:
     @property
     def regions(self) -> list[Region]:
         """The checkpointed regions, in the order of forward."""
+    def _repr_html_(self) -> str: ...
 
 @final
 class Replay:
@@ -260,6 +262,7 @@ class Curve:
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> CurvePoint: ...
     def __iter__(self) -> Iterator[CurvePoint]: ...
+    def _repr_html_(self) -> str: ...
 
 @final
 class Signature:
@@ -334,6 +337,27 @@ def curve(
     allocator: _Allocator | None = None,
 ) -> Curve:
     """Plans for budgets from the step as it is down to the least that can be reached."""
+
+def report(
+    trace: Trace,
+    output: _Path,
+    *,
+    budget: _Size | None = None,
+    plan: Plan | None = None,
+    device: str = "a100-80",
+    device_file: _Path | None = None,
+    cost: _Cost = "physical",
+    cost_table: CostTable | _Path | None = None,
+    only: _Patterns | None = None,
+    never: _Patterns | None = None,
+    whole: bool = False,
+    world_size: int = 1,
+    allocator: _Allocator | None = None,
+) -> None:
+    """Writes one HTML page that shows a step, its peak, its plan and the plans for other budgets.
+
+    Without a budget, the plan's or the device's memory is taken; without a plan, the planner's own.
+    """
 
 def replay(
     trace: Trace,

@@ -89,6 +89,10 @@ impl Curve {
         format!("<rematic.Curve of {}: {} budgets>", self.model, self.answer.points.len())
     }
 
+    fn _repr_html_(&self) -> String {
+        self.answer.report(&self.model).html()
+    }
+
     fn __str__(&self) -> String {
         self.answer.report(&self.model).text(Style::default()).trim_end().to_owned()
     }

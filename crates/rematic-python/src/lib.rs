@@ -7,6 +7,7 @@ mod error;
 mod option;
 mod plan;
 mod replay;
+mod report;
 mod trace;
 mod work;
 
@@ -39,6 +40,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::plan, module)?)?;
     module.add_function(wrap_pyfunction!(curve::curve, module)?)?;
     module.add_function(wrap_pyfunction!(replay::replay, module)?)?;
+    module.add_function(wrap_pyfunction!(report::report, module)?)?;
     module.add_function(wrap_pyfunction!(cost::signatures, module)?)?;
     module.add_function(wrap_pyfunction!(cost::modelled_shares, module)?)?;
     module.add_function(wrap_pyfunction!(compat::sac_milp, module)?)?;

@@ -191,6 +191,10 @@ impl Plan {
         self.document.regions.iter().map(region).collect()
     }
 
+    fn _repr_html_(&self) -> String {
+        rematic::plan_html(&self.document)
+    }
+
     fn __repr__(&self) -> String {
         let document = &self.document;
         let (peak, baseline, budget) = (document.peak_bytes, document.baseline_peak_bytes, document.budget_bytes);

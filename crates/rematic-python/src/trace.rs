@@ -269,6 +269,10 @@ impl Trace {
         format!("<rematic.Trace of {}: {ops} operators, {modules} modules>", self.step.model)
     }
 
+    fn _repr_html_(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(rematic::trace_html(&self.step, &self.timeline_by(py, None)?))
+    }
+
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
         let from_bytes = py.get_type::<Trace>().getattr("from_bytes")?;
         Ok((from_bytes, (self.to_bytes(py, true)?,)))

@@ -2,10 +2,12 @@
 
 mod device;
 mod holder;
+mod html;
 mod json;
 mod measured;
 mod milp;
 mod model;
+mod notebook;
 mod page;
 mod plan;
 mod regions;
@@ -18,8 +20,9 @@ mod table;
 pub use device::{devices_json, devices_text};
 pub use milp::MilpReport;
 pub use model::{models_json, models_text};
+pub use notebook::{plan_html, trace_html};
 pub use page::{Page, PlanView};
 pub use plan::{CurvePoint, CurveReport, PlanReport, Verdict};
-pub use saved::SavedReport;
+pub use saved::{SavedPage, SavedReport};
 pub use stats::StatsReport;
 pub use style::Style;

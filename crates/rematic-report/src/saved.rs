@@ -1,6 +1,7 @@
 use std::path::Path;
 
-use rematic_trace::StepTrace;
+use rematic_plan::PlanDocument;
+use rematic_trace::{Bytes, StepTrace};
 use serde::Serialize;
 
 use crate::json::json;
@@ -41,5 +42,52 @@ impl SavedReport<'_> {
     pub fn text(&self) -> String {
         let (ops, storages) = (self.trace.ops().len(), self.trace.storages().len());
         format!("{}: {ops} operators and {storages} storages of {}\n", self.file.display(), self.trace.model)
+    }
+}
+
+/// What `rematic report` says about the page that it wrote.
+#[derive(Clone, Copy)]
+pub struct SavedPage<'a> {
+    /// The file.
+    pub file: &'a Path,
+    /// The plan that it shows.
+    pub plan: &'a PlanDocument,
+}
+
+#[derive(Serialize)]
+struct PageJson<'a> {
+    file: String,
+    model: &'a str,
+    budget_bytes: Bytes,
+    baseline_peak_bytes: Bytes,
+    peak_bytes: Bytes,
+    within_budget: bool,
+}
+
+impl SavedPage<'_> {
+    /// One JSON document.
+    #[must_use]
+    pub fn json(&self) -> String {
+        let PlanDocument { source, budget_bytes, baseline_peak_bytes, peak_bytes, .. } = self.plan;
+        json(&PageJson {
+            file: self.file.display().to_string(),
+            model: source,
+            budget_bytes: *budget_bytes,
+            baseline_peak_bytes: *baseline_peak_bytes,
+            peak_bytes: *peak_bytes,
+            within_budget: peak_bytes <= budget_bytes,
+        })
+    }
+
+    /// One line for people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let PlanDocument { source, budget_bytes, baseline_peak_bytes, peak_bytes, regions, .. } = self.plan;
+        let plan = match (regions.is_empty(), peak_bytes <= budget_bytes) {
+            (true, true) => format!("fits as it is, {peak_bytes} of {budget_bytes}"),
+            (_, true) => format!("fits with a plan, {baseline_peak_bytes} -> {peak_bytes} of {budget_bytes}"),
+            (_, false) => format!("cannot fit {budget_bytes}, {baseline_peak_bytes} -> {peak_bytes} at the least"),
+        };
+        format!("{}: {source} {plan}\n", self.file.display())
     }
 }

@@ -76,7 +76,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A report cannot be written.
-    #[error("cannot write {}: {source}; choose another file with -o", path.display())]
+    #[error("cannot write {}: {source}; name a file in a folder that exists and has room", path.display())]
     Write {
         /// The file.
         path: PathBuf,

@@ -36,8 +36,8 @@ pub use rematic_plan::{
     PlanDocument, PlanError, Problem, Replayed, Solution, StepStats, milp, optimal_policy,
 };
 pub use rematic_report::{
-    CurvePoint, CurveReport, MilpReport, PlanReport, SavedReport, StatsReport, Style, Verdict, devices_json,
-    devices_text, models_json, models_text,
+    CurvePoint, CurveReport, MilpReport, PlanReport, SavedPage, SavedReport, StatsReport, Style, Verdict, devices_json,
+    devices_text, models_json, models_text, plan_html, trace_html,
 };
 pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
 pub use rematic_tradeoff::{TradeoffError, Tradeoffs};

@@ -14,6 +14,7 @@ use rematic_plan::{Choice, PlanDocument, PlannedRegion};
 use rematic_trace::{Bytes, Category, Millis, Module, Phase, StepTrace};
 use serde::Serialize;
 
+use crate::html::escaped;
 use crate::regions::{self, Kind};
 use crate::{plan, stats};
 use step::{Ops, Outline, Step, Table};
@@ -242,20 +243,4 @@ impl Page<'_> {
         }
         assumptions
     }
-}
-
-/// Text that is not markup.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped += "&amp;",
-            '<' => escaped += "&lt;",
-            '>' => escaped += "&gt;",
-            '"' => escaped += "&quot;",
-            '\'' => escaped += "&#39;",
-            _ => escaped.push(character),
-        }
-    }
-    escaped
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::arguments::ReportArguments;
 use super::planning::{INFEASIBLE, limits, progress_bar, warn};
 use super::{Answer, Failure, read};
-use crate::{BUILTIN, Error, PageOptions, PlanDocument, Source, StepTrace};
+use crate::{BUILTIN, Error, PageOptions, PlanDocument, SavedPage, Source, StepTrace};
 
 /// Budgets that the page has plans for.
 const POINTS: usize = 50;
@@ -27,8 +27,10 @@ pub(crate) fn report(arguments: &ReportArguments) -> Result<Answer, Failure> {
     let found = found?;
     let path = &arguments.output;
     std::fs::write(path, &found.html).map_err(|source| Error::Write { path: path.clone(), source })?;
+    let saved = SavedPage { file: path, plan: &found.document };
     let within = found.document.peak_bytes <= found.document.budget_bytes;
-    Ok(Answer { text: format!("{}\n", path.display()), code: if within { 0 } else { INFEASIBLE } })
+    let text = if arguments.limits.json { saved.json() } else { saved.text() };
+    Ok(Answer { text, code: if within { 0 } else { INFEASIBLE } })
 }
 
 /// The step, and the plan to show. A plan for a built-in model is enough for both.

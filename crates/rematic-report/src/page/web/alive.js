@@ -63,7 +63,11 @@ class Alive {
     const rows = all.slice(0, MOST_ROWS).map(({ bytes: sum, count: many, cells }) =>
       [bytes(sum), many > 1 ? `${count(many)}×` : "", ...cells]);
     const rest = all.slice(MOST_ROWS).reduce((sum, group) => sum + group.bytes, 0);
-    if (rest > 0) rows.push([bytes(rest), "", `${count(all.length - MOST_ROWS)} smaller ones`, ...Array(this.columns().length - 3).fill("")]);
+    if (rest > 0) {
+      const cells = this.columns().slice(2).map(() => "");
+      cells[cells.length > 1 ? 1 : 0] = `${count(all.length - MOST_ROWS)} smaller ones`;
+      rows.push([bytes(rest), "", ...cells]);
+    }
     return table("The largest first", this.columns(), rows);
   }
 
@@ -83,7 +87,8 @@ class Alive {
     const held = moment < lives.held[life];
     const holder = lives.holders[held ? lives.heldBy[life] : lives.keptBy[life]];
     const category = CATEGORIES[lives.kind[life] >> 1];
-    const made = maker >= 0 ? opName(maker) + (lives.kind[life] % 2 ? " (again)" : "") : "before the step";
+    const earlier = category === "activation" ? "the previous step" : "before the step";
+    const made = maker >= 0 ? opName(maker) + (lives.kind[life] % 2 ? " (again)" : "") : earlier;
     // "recomputed for model.layers.3" is alike in all layers.
     const alike = holder.replace(/\.\d+(?=\.|$)/g, ".*");
     const cells = [category, made, module?.alike ?? "", alike];

@@ -1,0 +1,50 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use rematic::{Error, Limits, PageOptions};
+
+use crate::error::exception;
+use crate::option::{self, Patterns, TableOrPath, target};
+use crate::plan::Plan;
+use crate::trace::Trace;
+use crate::work::interruptible;
+
+/// Budgets that a page has plans for, as on the command line.
+const POINTS: usize = 50;
+
+/// Writes one HTML page that shows a step, its peak, its plan and the plans for other budgets.
+#[pyfunction]
+#[pyo3(signature = (trace, output, *, budget=None, plan=None, device="a100-80", device_file=None, cost="physical",
+                    cost_table=None, only=None, never=None, whole=false, world_size=1, allocator=None))]
+#[expect(clippy::too_many_arguments, reason = "the options of the command line")]
+pub(crate) fn report(
+    py: Python<'_>,
+    trace: &Trace,
+    output: PathBuf,
+    budget: Option<&Bound<'_, PyAny>>,
+    plan: Option<&Plan>,
+    device: &str,
+    device_file: Option<PathBuf>,
+    cost: &str,
+    cost_table: Option<TableOrPath<'_>>,
+    only: Option<Patterns>,
+    never: Option<Patterns>,
+    whole: bool,
+    world_size: u64,
+    allocator: Option<&str>,
+) -> PyResult<()> {
+    let target = target(device, device_file, cost, cost_table, allocator)?;
+    let limits = option::limits(only, never, whole, world_size);
+    let options = PageOptions {
+        budget: budget.map(option::size).transpose()?,
+        plan: plan.map(|plan| plan.document.clone()),
+        points: POINTS,
+    };
+    let step = Arc::clone(&trace.step);
+    interruptible(py, move |cancel| {
+        let page = target.page(&step, Limits { cancel, ..limits }, options, || {})?;
+        std::fs::write(&output, page.html).map_err(|source| Error::Write { path: output, source })
+    })?
+    .map_err(exception)
+}
