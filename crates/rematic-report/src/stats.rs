@@ -1,25 +1,24 @@
 use std::collections::HashMap;
 
 use rematic_cost::{Costs, Device, Element};
-use rematic_memory::{Resident, Timeline};
-use rematic_plan::{Baseline, ModuleStats, StepStats};
+use rematic_memory::Timeline;
+use rematic_plan::{Baseline, ModuleStats, StepStats, resident_groups};
 use rematic_trace::{Bytes, Category, Dtype, ModuleId, Op, Phase, StepTrace, any_layer};
 use serde::Serialize;
 
 use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
+use crate::residents;
 use crate::shorten::{Shorten, unbroken};
 use crate::style::{Sentence, Style, Tone};
 use crate::table::{Column, Table};
 
-/// How many of the largest storages, and of the heaviest modules, the text shows.
+/// How many of the heaviest modules the text shows.
 const ROWS: usize = 9;
 /// Length of the longest bar.
 const BAR: usize = 24;
-/// Widths below which shortened names say little: of operators, of modules, of who holds a storage.
-const OPERATOR: usize = 20;
+/// The width below which shortened names of modules say little.
 const MODULE: usize = 20;
-const HOLDER: usize = 32;
 
 /// Everything that `rematic stats` says about a step.
 #[derive(Clone, Copy)]
@@ -194,21 +193,9 @@ impl StatsReport<'_> {
             tail: (&place, Tone::Plain),
         });
         text += &self.fit(style);
-        let mut table = Table::new([
-            Column::text(""),
-            Column::number(""),
-            Column::number(""),
-            Column::text("").tone(Tone::Accent).leave_out(0),
-        ]);
         let mut categories: Vec<(Category, Bytes)> = peak.snapshot.iter().filter(|(_, bytes)| bytes.0 > 0).collect();
         categories.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        for (category, bytes) in categories {
-            let share = bytes.0 as f64 / total.0.max(1) as f64;
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a short bar")]
-            let bar = "█".repeat((share * BAR as f64).round() as usize);
-            table.row([category.to_string(), format!("{bytes:>11}"), format!("{:>5.1} %", share * 100.0), bar]);
-        }
-        text += &table.render(style);
+        text += &category_table(categories.into_iter(), total, style);
         text.push('\n');
         text
     }
@@ -228,62 +215,8 @@ impl StatsReport<'_> {
     }
 
     fn residents(&self, style: Style) -> String {
-        let mut groups: Vec<Group> = Vec::new();
-        let mut at = HashMap::new();
-        for resident in self.timeline.alive_at_peak(self.trace, usize::MAX) {
-            let key = [
-                resident.category.to_string(),
-                match (resident.birth, resident.category) {
-                    (Some(op), _) => short(self.trace.op_name(self.trace.op(op))).to_owned(),
-                    (None, Category::Activation) => "the previous step".to_owned(),
-                    (None, _) => "before the step".to_owned(),
-                },
-                resident.module.map_or_else(String::new, |module| any_layer(&self.trace.path(module))),
-                self.holders(&resident),
-            ];
-            let index = *at.entry(key.clone()).or_insert_with(|| {
-                groups.push(Group { key, count: 0, total: Bytes(0) });
-                groups.len() - 1
-            });
-            groups[index].count += 1;
-            groups[index].total += resident.bytes;
-        }
-        groups.sort_by_key(|group| std::cmp::Reverse(group.total));
-        let mut table = Table::new([
-            Column::number("largest there"),
-            Column::number(""),
-            Column::text("category").leave_out(1),
-            Column::text("made by").shorten(Shorten::Word, OPERATOR),
-            Column::text("in").shorten(Shorten::Outer, MODULE),
-            Column::text("held by").shorten(Shorten::Word, HOLDER).leave_out(0),
-        ]);
-        for group in groups.iter().take(ROWS) {
-            let [category, made_by, module, held_by] = group.key.clone();
-            let count = if group.count > 1 { format!("{}×", group.count) } else { String::new() };
-            table.row([group.total.to_string(), count, category, made_by, module, held_by]);
-        }
-        table.render(style) + "\n"
-    }
-
-    fn holders(&self, resident: &Resident) -> String {
-        let saved = resident.saved_by.first().map(|op| {
-            let more = match resident.saved_by.len() - 1 {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            format!("autograd for {}{more}", short(self.trace.op_name(self.trace.op(*op))))
-        });
-        let owner = match resident.category {
-            Category::Parameter | Category::Buffer => "the model",
-            Category::Optimizer => "the optimizer",
-            Category::Other => "the caller",
-            _ => "a variable",
-        };
-        match (resident.held, saved) {
-            (true, Some(saved)) if resident.category == Category::Activation => format!("{owner}, {saved}"),
-            (true, _) => owner.to_owned(),
-            (false, saved) => saved.unwrap_or_else(|| "-".to_owned()),
-        }
+        let peak = self.timeline.peak().at.map(|moment| moment.op);
+        residents::table(&resident_groups(self.trace, self.timeline.allocator(), peak, 1), style) + "\n"
     }
 
     fn time(&self, style: Style) -> String {
@@ -357,12 +290,25 @@ impl StatsReport<'_> {
     }
 }
 
-/// Storages that are alike but for the layer that they belong to.
-struct Group {
-    /// Category, who made it, where, who holds it.
-    key: [String; 4],
-    count: usize,
+/// Categories with their shares of a total.
+pub(crate) fn category_table(
+    categories: impl Iterator<Item = (Category, Bytes)>,
     total: Bytes,
+    style: Style,
+) -> String {
+    let mut table = Table::new([
+        Column::text(""),
+        Column::number(""),
+        Column::number(""),
+        Column::text("").tone(Tone::Accent).leave_out(0),
+    ]);
+    for (category, bytes) in categories {
+        let share = bytes.0 as f64 / total.0.max(1) as f64;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a short bar")]
+        let bar = "█".repeat((share * BAR as f64).round() as usize);
+        table.row([category.to_string(), format!("{bytes:>11}"), format!("{:>5.1} %", share * 100.0), bar]);
+    }
+    table.render(style)
 }
 
 /// A fact about the step; the element type, which the trace has as its file does, as the options spell it.

@@ -30,12 +30,13 @@ pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
 pub use rematic_memory::{Allocator, Timeline};
 pub use rematic_plan::{
-    Baseline, Cancel, DocumentError, Infeasible, Limits, MilpOptions, MilpOutcome, ModuleGraph, ModuleStats, Outcome,
-    PlanDocument, PlanError, Problem, Replayed, Solution, StepStats, milp, optimal_policy,
+    Baseline, Cancel, CategoryBytes, DocumentError, Explanation, Infeasible, Limits, MilpOptions, MilpOutcome,
+    ModuleGraph, ModuleStats, Outcome, Place, PlanDocument, PlanError, Problem, Remedy, RemedyKind, Replayed,
+    ResidentGroup, Solution, StepStats, Together, milp, optimal_policy, resident_groups,
 };
 pub use rematic_report::{
-    CurvePoint, CurveReport, MilpReport, PlanReport, SavedReport, StatsReport, Style, Verdict, devices_json,
-    devices_text, models_json, models_text,
+    CurvePoint, CurveReport, ExplanationReport, MilpReport, PlanReport, SavedReport, StatsReport, Style, Verdict,
+    devices_json, devices_text, models_json, models_text,
 };
 pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
 pub use rematic_tradeoff::{TradeoffError, Tradeoffs};

@@ -19,6 +19,9 @@ pub(crate) enum Verb {
     /// Show the memory and time of one training step: where it peaks, and why.
     #[command(after_help = "Example: rematic stats llama-3-8b --batch 2 --seq 8192 --device h100")]
     Stats(StatsArguments),
+    /// Say why the step peaks where it does, and the cheapest ways down.
+    #[command(after_help = "Example: rematic explain llama-3-8b --batch 2 --seq 8192")]
+    Explain(ExplainArguments),
     /// Find what to drop and recompute so that the step fits a budget, at the least extra time.
     #[command(after_help = "Example: rematic plan seed-transformer --budget 1.6GiB -o plan.json")]
     Plan(PlanArguments),
@@ -180,6 +183,18 @@ pub(crate) struct StatsArguments {
     /// With --json: also the total after every operator.
     #[arg(long, requires = "json")]
     pub(crate) timeline: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ExplainArguments {
+    #[command(flatten)]
+    pub(crate) step: StepArguments,
+    /// Spread parameters, gradients and optimizer state evenly over so many devices.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, value_parser = devices)]
+    pub(crate) world_size: u32,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// What may be planned.

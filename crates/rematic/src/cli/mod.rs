@@ -10,8 +10,8 @@ use std::path::Path;
 use clap::Parser;
 use owo_colors::OwoColorize;
 
-use crate::{Devices, Error, SavedReport, Source, StepReport, StepTrace, Style};
-use arguments::{Arguments, DevicesArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
+use crate::{Devices, Error, ExplanationReport, Limits, SavedReport, Source, StepReport, StepTrace, Style};
+use arguments::{Arguments, DevicesArguments, ExplainArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
 
 /// The exit code of a command that was refused.
 const REFUSED: u8 = 2;
@@ -30,6 +30,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let result = match &arguments.verb {
         Verb::Trace(arguments) => trace(arguments).map(Answer::done),
         Verb::Stats(arguments) => stats(arguments).map(Answer::done),
+        Verb::Explain(arguments) => explain(arguments).map(Answer::done),
         Verb::Plan(arguments) => planning::plan(arguments),
         Verb::Curve(arguments) => planning::curve(arguments),
         Verb::Replay(arguments) => planning::replay(arguments),
@@ -72,6 +73,17 @@ fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
     let report = StepReport::new(read(&arguments.step.source)?, &target)?;
     let report = report.stats();
     Ok(if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) })
+}
+
+fn explain(arguments: &ExplainArguments) -> Result<String, Failure> {
+    let target = arguments.step.target()?;
+    let trace = read(&arguments.step.source)?;
+    let costs = target.costs(&trace)?;
+    let limits = Limits { world_size: arguments.world_size.into(), ..Limits::default() };
+    let explanation = target.explain(&trace, &costs, limits)?;
+    let measured = costs.measurements();
+    let report = ExplanationReport { explanation: &explanation, device: &target.device.product, measured };
+    Ok(if arguments.json { report.json() } else { report.text(style(&std::io::stdout())) })
 }
 
 fn devices(arguments: &DevicesArguments) -> Result<String, Failure> {
