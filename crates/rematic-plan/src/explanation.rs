@@ -12,6 +12,7 @@ mod rules;
 mod scenario;
 
 use rematic_cost::{Costs, Device};
+use rematic_memory::Snapshot;
 use rematic_trace::{Bytes, Category, Millis, StepTrace};
 use serde::Serialize;
 
@@ -64,6 +65,17 @@ pub struct CategoryBytes {
     pub bytes: Bytes,
 }
 
+impl CategoryBytes {
+    /// The categories that there are, the largest first.
+    #[must_use]
+    pub fn of(snapshot: &Snapshot) -> Vec<Self> {
+        let parts = snapshot.iter().filter(|(_, bytes)| bytes.0 > 0);
+        let mut parts: Vec<_> = parts.map(|(category, bytes)| CategoryBytes { category, bytes }).collect();
+        parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+        parts
+    }
+}
+
 impl Explanation {
     /// Explains the peak of a step on a device. The trace must be valid.
     ///
@@ -100,19 +112,12 @@ impl Explanation {
         }
         found.sort_by(|(a, _), (b, _)| a.dearness().total_cmp(&b.dearness()).then(b.freed_bytes.cmp(&a.freed_bytes)));
         let together = together(&found, trace, loss.as_ref(), highest);
-        let mut categories: Vec<CategoryBytes> = plain
-            .snapshot
-            .iter()
-            .filter(|(_, bytes)| bytes.0 > 0)
-            .map(|(category, bytes)| CategoryBytes { category, bytes })
-            .collect();
-        categories.sort_by_key(|part| std::cmp::Reverse(part.bytes));
         Ok(Explanation {
             model: trace.model.clone(),
             world_size,
             peak_bytes: plain.bytes,
             at: Place::new(trace, loss.as_ref(), plain.at),
-            categories,
+            categories: CategoryBytes::of(&plain.snapshot),
             residents: resident_groups(trace, allocator, plain.at.map(|ran| ran.op), world_size),
             step_ms: costs.step().time,
             remedies: found.into_iter().map(|(remedy, _)| remedy).collect(),

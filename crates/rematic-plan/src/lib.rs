@@ -33,5 +33,5 @@ pub use graph::{GraphModule, GraphTradeoff, ModuleGraph};
 pub use milp::{MilpChoice, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, milp};
 pub use planner::{Infeasible, Outcome, Solution};
 pub use policy::{Decision, optimal_policy};
-pub use problem::{Limits, Problem, Replayed};
+pub use problem::{Limits, PlannedMoment, Problem, Replayed};
 pub use stats::{Baseline, ModuleStats, StepStats};

@@ -69,7 +69,7 @@ impl ExplanationReport<'_> {
                 tail: (&format!("{}{module}", short(op)), Tone::Quiet),
             });
         }
-        text += &category_table(categories.iter().map(|part| (part.category, part.bytes)), *peak_bytes, style);
+        text += &category_table(categories, *peak_bytes, style);
         text.push('\n');
         text
     }

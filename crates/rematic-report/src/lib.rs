@@ -1,5 +1,6 @@
 //! Renders results as text and JSON. Pure: the same input gives the same bytes, and nothing is printed here.
 
+mod comparison;
 mod device;
 mod explanation;
 mod json;
@@ -11,6 +12,7 @@ mod regions;
 mod residents;
 mod saved;
 mod shorten;
+mod sparkline;
 mod stats;
 mod style;
 mod table;

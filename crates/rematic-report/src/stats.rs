@@ -2,7 +2,7 @@ use std::collections::HashMap;
 
 use rematic_cost::{Costs, Device, Element};
 use rematic_memory::Timeline;
-use rematic_plan::{Baseline, ModuleStats, StepStats, resident_groups};
+use rematic_plan::{Baseline, CategoryBytes, ModuleStats, StepStats, resident_groups};
 use rematic_trace::{Bytes, Category, Dtype, ModuleId, Op, Phase, StepTrace, any_layer};
 use serde::Serialize;
 
@@ -10,6 +10,7 @@ use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::residents;
 use crate::shorten::{Shorten, unbroken};
+use crate::sparkline;
 use crate::style::{Sentence, Style, Tone};
 use crate::table::{Column, Table};
 
@@ -193,11 +194,22 @@ impl StatsReport<'_> {
             tail: (&place, Tone::Plain),
         });
         text += &self.fit(style);
-        let mut categories: Vec<(Category, Bytes)> = peak.snapshot.iter().filter(|(_, bytes)| bytes.0 > 0).collect();
-        categories.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        text += &category_table(categories.into_iter(), total, style);
+        text += &self.over_the_step(style);
+        text += &category_table(&CategoryBytes::of(&peak.snapshot), total, style);
         text.push('\n');
         text
+    }
+
+    /// Memory over the step, in one line.
+    fn over_the_step(&self, style: Style) -> String {
+        let width = style.columns() - 1;
+        let (totals, ops) = (self.timeline.totals(), self.trace.ops());
+        let line = sparkline::line(totals.iter().copied(), self.timeline.peak().total(), width);
+        let phases = sparkline::phases(ops.iter().map(|op| op.phase), width);
+        match line.trim_end() {
+            "" => String::new(),
+            line => format!(" {}\n {}\n", style.paint(line, Tone::Accent), style.paint(&phases, Tone::Quiet)),
+        }
     }
 
     /// Whether the device has memory enough.
@@ -291,18 +303,14 @@ impl StatsReport<'_> {
 }
 
 /// Categories with their shares of a total.
-pub(crate) fn category_table(
-    categories: impl Iterator<Item = (Category, Bytes)>,
-    total: Bytes,
-    style: Style,
-) -> String {
+pub(crate) fn category_table(categories: &[CategoryBytes], total: Bytes, style: Style) -> String {
     let mut table = Table::new([
         Column::text(""),
         Column::number(""),
         Column::number(""),
         Column::text("").tone(Tone::Accent).leave_out(0),
     ]);
-    for (category, bytes) in categories {
+    for CategoryBytes { category, bytes } in categories {
         let share = bytes.0 as f64 / total.0.max(1) as f64;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a short bar")]
         let bar = "█".repeat((share * BAR as f64).round() as usize);

@@ -31,8 +31,8 @@ pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
 pub use rematic_memory::{Allocator, Timeline};
 pub use rematic_plan::{
     Baseline, Cancel, CategoryBytes, DocumentError, Explanation, Infeasible, Limits, MilpOptions, MilpOutcome,
-    ModuleGraph, ModuleStats, Outcome, Place, PlanDocument, PlanError, Problem, Remedy, RemedyKind, Replayed,
-    ResidentGroup, Solution, StepStats, Together, milp, optimal_policy, resident_groups,
+    ModuleGraph, ModuleStats, Outcome, Place, PlanDocument, PlanError, PlannedMoment, Problem, Remedy, RemedyKind,
+    Replayed, ResidentGroup, Solution, StepStats, Together, milp, optimal_policy, resident_groups,
 };
 pub use rematic_report::{
     CurvePoint, CurveReport, ExplanationReport, MilpReport, PlanReport, SavedReport, StatsReport, Style, Verdict,

@@ -89,6 +89,8 @@ pub(super) fn replay(
             without_gradients.raise(rest, snapshot, ran);
         }
     });
+    // Without an optimizer, the last gradient is there only now.
+    gradients = gradients.max(ledger.snapshot()[Category::Gradient]);
     without_gradients.bytes = Bytes(without_gradients.bytes.0.saturating_add(gradients.0));
     if change.accumulates && without_gradients.bytes > plain.bytes { without_gradients } else { plain }
 }

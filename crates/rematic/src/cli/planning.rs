@@ -97,6 +97,7 @@ fn torch_plan(arguments: &PlanArguments, trace: &StepTrace, target: &Target) -> 
         MilpOutcome::Fits { .. } => Some(problem.unplanned()),
         MilpOutcome::Infeasible { .. } => None,
     };
+    let moments = solution.as_ref().map(|found| problem.moments(&found.checkpoints)).unwrap_or_default();
     let written = solution
         .map(|found| (PlanDocument::new(&problem, &found, arguments.budget, &target.device.name), found.replayed));
     write(arguments, written.as_ref().map(|(document, _)| document))?;
@@ -109,6 +110,7 @@ fn torch_plan(arguments: &PlanArguments, trace: &StepTrace, target: &Target) -> 
         outcome: &outcome,
         replayed_baseline: problem.baseline(),
         replayed: planned.map(|(document, replayed)| (document, replayed)),
+        moments: &moments,
         measured: costs.measurements(),
     };
     let code = if matches!(outcome, MilpOutcome::Infeasible { .. }) { INFEASIBLE } else { 0 };

@@ -38,8 +38,8 @@ pub(super) fn accumulated(step: &Step<'_>) -> Option<Proposal> {
     let adding = step.device.dram.time(Bytes(from_batch.gradient_bytes.saturating_mul(ADDING)));
     Some(Proposal {
         kind: RemedyKind::GradientAccumulation,
-        title: format!("Halve the batch to {}, and accumulate gradients over 2", batch.div_ceil(2)),
-        how: "two forwards and backwards before each optimizer.step()".to_owned(),
+        title: "Halve the batch, and accumulate".to_owned(),
+        how: format!("batches of {}, with two backwards before each optimizer.step()", batch.div_ceil(2)),
         assumption: "Tensors that begin with the batch halve; gradients of the first half stay".to_owned(),
         extra: Some(Millis(launch.0 * kernels as f64) + adding),
         change: Change { scales, accumulates: true, ..Change::default() },
