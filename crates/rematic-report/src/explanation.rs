@@ -1,5 +1,5 @@
 use rematic_cost::Measured;
-use rematic_plan::{Explanation, Remedy};
+use rematic_plan::{Explanation, Place, Remedy};
 use rematic_trace::{Bytes, Millis};
 use serde::Serialize;
 
@@ -86,17 +86,18 @@ impl ExplanationReport<'_> {
             Column::number("more time"),
             Column::text("then it peaks").shorten(Shorten::End, PLACE).leave_out(0),
         ]);
-        let row = |title: String, peak: Bytes, extra: Option<Millis>, place: &str| {
+        let row = |title: String, peak: Bytes, extra: Option<Millis>, place: &Place| {
             let freed = self.explanation.peak_bytes.saturating_sub(peak);
+            let place = if *place == self.explanation.at { "at the same place" } else { &place.words };
             [title, peak.to_string(), freed.to_string(), self.longer(extra), place.to_owned()]
         };
         for (number, remedy) in cheapest.iter().enumerate() {
             let title = format!("{} {}", number + 1, remedy.title);
-            table.row(row(title, remedy.peak_bytes, remedy.extra_ms, &remedy.at.words));
+            table.row(row(title, remedy.peak_bytes, remedy.extra_ms, &remedy.at));
         }
         if let Some(together) = &self.explanation.together {
             let title = if cheapest.len() == 2 { "both together" } else { "all three together" };
-            table.row(row(format!("  {title}"), together.peak_bytes, together.extra_ms, &together.at.words));
+            table.row(row(format!("  {title}"), together.peak_bytes, together.extra_ms, &together.at));
         }
         let mut text = table.render(style);
         text.push('\n');

@@ -42,12 +42,12 @@ fn cell(index: usize, count: usize, cells: usize) -> usize {
     index * cells / count.max(1)
 }
 
-/// Rounded up: only nothing looks like nothing, and the highest cell is full.
+/// To the nearest eighth; only nothing looks like nothing.
 fn height(total: Bytes, scale: Bytes) -> char {
-    let eighths = (u128::from(total.0) * 8).div_ceil(u128::from(scale.0.max(1)));
+    let eighths = (u128::from(total.0) * 16 / u128::from(scale.0.max(1))).div_ceil(2);
     match usize::try_from(eighths).unwrap_or(HEIGHTS.len()) {
-        0 => ' ',
-        eighths => HEIGHTS[eighths.min(HEIGHTS.len()) - 1],
+        0 if total == Bytes(0) => ' ',
+        eighths => HEIGHTS[eighths.clamp(1, HEIGHTS.len()) - 1],
     }
 }
 
@@ -63,6 +63,8 @@ mod tests {
     fn heights_start_at_nothing() {
         assert_eq!(drawn(&[0, 1, 2, 3, 4, 5, 6, 7, 8], 8, 100), " ▁▂▃▄▅▆▇█");
         assert_eq!(drawn(&[8, 8], 16, 100), "▄▄");
+        assert_eq!(drawn(&[1, 749, 751, 1000], 1000, 100), "▁▆▆█");
+        assert_eq!(drawn(&[936, 938], 1000, 100), "▇█");
         assert_eq!(drawn(&[], 16, 100), "");
         assert_eq!(drawn(&[0, 0], 0, 100), "  ");
     }

@@ -15,7 +15,7 @@ pub struct Place {
     pub phase: Option<Phase>,
     /// Whether the operator has run for the second time.
     pub recomputed: bool,
-    /// The same in words, as the end of a sentence: `in backward, when the gradient of the loss is computed`.
+    /// The same in words, as the end of a sentence: `in backward, when the loss's gradient is computed`.
     pub words: String,
 }
 
@@ -37,7 +37,7 @@ impl Place {
             (Phase::Forward, _) if of_loss => "in forward, when the loss is computed".to_owned(),
             (Phase::Forward, Some(name)) => format!("in forward, when {name} runs"),
             (Phase::Forward, None) => "in forward".to_owned(),
-            (Phase::Backward, _) if of_loss => "in backward, when the gradient of the loss is computed".to_owned(),
+            (Phase::Backward, _) if of_loss => "in backward, when the loss's gradient is computed".to_owned(),
             (Phase::Backward, Some(name)) => format!("in backward, when the gradients of {name} are computed"),
             (Phase::Backward, None) => "in backward".to_owned(),
             (Phase::Optimizer, _) => "when the optimizer steps".to_owned(),

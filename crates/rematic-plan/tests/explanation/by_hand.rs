@@ -35,7 +35,7 @@ fn a_loss_in_chunks_keeps_an_eighth_of_what_has_its_size() {
     // The weight, the input, the hidden state and the loss; and four times the logits.
     let (rest, logits) = ((4 * 32 + 2 * 16 * 4 + 1) * FLOAT, 16 * 32 * FLOAT);
     assert_eq!(explanation.peak_bytes, Bytes(rest + 4 * logits));
-    assert_eq!(explanation.at.words, "in backward, when the gradient of the loss is computed");
+    assert_eq!(explanation.at.words, "in backward, when the loss's gradient is computed");
     let chunked = remedy(&explanation, RemedyKind::ChunkedLoss).unwrap();
     assert_eq!(chunked.peak_bytes, Bytes(rest + 4 * logits / 8));
     assert_eq!(chunked.freed_bytes, Bytes(4 * logits / 8 * 7));
