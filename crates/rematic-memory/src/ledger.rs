@@ -1,4 +1,4 @@
-use rematic_trace::{Bytes, Category, Event, OpId, StepTrace, StorageId};
+use rematic_trace::{Bytes, Category, Event, OpId, StepTrace, Storage, StorageId};
 
 use crate::{Allocator, Life, Snapshot};
 
@@ -50,19 +50,22 @@ impl Ledger {
     /// The state before the step: the storages that exist then are held, all others are not born.
     #[must_use]
     pub fn new(trace: &StepTrace, allocator: Allocator) -> Self {
+        Ledger::with_sizes(trace, allocator, |storage| Bytes(trace.storages()[storage.index()].bytes))
+    }
+
+    /// The same with other sizes than the trace has, as requested from the allocator: what if a storage were smaller?
+    #[must_use]
+    pub fn with_sizes(trace: &StepTrace, allocator: Allocator, size: impl Fn(StorageId) -> Bytes) -> Self {
         let mut snapshot = Snapshot::default();
-        let accounts = trace
-            .storages()
-            .iter()
-            .map(|storage| {
-                let footprint = allocator.footprint(Bytes(storage.bytes));
-                let held = storage.birth.is_none();
-                if held {
-                    snapshot.add(storage.category, footprint);
-                }
-                Account { footprint, saves: 0, held, category: storage.category }
-            })
-            .collect();
+        let account = |(index, storage): (usize, &Storage)| {
+            let footprint = allocator.footprint(size(StorageId::new(index)));
+            let held = storage.birth.is_none();
+            if held {
+                snapshot.add(storage.category, footprint);
+            }
+            Account { footprint, saves: 0, held, category: storage.category }
+        };
+        let accounts = trace.storages().iter().enumerate().map(account).collect();
         Ledger { accounts, snapshot, world_size: 1, journal: None }
     }
 

@@ -41,6 +41,7 @@
 mod allocator;
 mod checkpoint;
 mod history;
+pub mod holder;
 mod ledger;
 mod module;
 mod peak;

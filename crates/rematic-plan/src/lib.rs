@@ -12,6 +12,7 @@ mod document;
 mod enumeration;
 mod error;
 mod exact;
+mod explanation;
 mod graph;
 mod greedy;
 mod large;
@@ -25,9 +26,12 @@ mod stats;
 pub use cancel::Cancel;
 pub use document::{Choice, DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlannedOp, PlannedRegion};
 pub use error::PlanError;
+pub use explanation::{
+    CategoryBytes, Explanation, Place, Remedy, RemedyKind, ResidentGroup, Together, resident_groups,
+};
 pub use graph::{GraphModule, GraphTradeoff, ModuleGraph};
 pub use milp::{MilpChoice, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, milp};
 pub use planner::{Infeasible, Outcome, Solution};
 pub use policy::{Decision, optimal_policy};
-pub use problem::{Limits, Problem, Replayed};
+pub use problem::{Limits, PlannedMoment, Problem, Replayed};
 pub use stats::{Baseline, ModuleStats, StepStats};

@@ -136,6 +136,17 @@ pub struct Replayed {
     pub recomputed: Vec<OpId>,
 }
 
+/// A moment of the step under a plan: right after an operator has run, the first or the second time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedMoment {
+    /// The part of the step.
+    pub phase: Phase,
+    /// The bytes in use then without the plan.
+    pub before: Bytes,
+    /// The bytes in use with it.
+    pub after: Bytes,
+}
+
 impl<'a> Problem<'a> {
     /// Looks at all regions of a step. The trace must be valid.
     ///
@@ -205,7 +216,25 @@ impl<'a> Problem<'a> {
         self.replay_watched(checkpoints, |_, _| {})
     }
 
-    /// The same, with a look at the bytes in use after every operator.
+    /// The bytes in use after every operator that runs under a plan, beside those of the step as it is.
+    #[must_use]
+    pub fn moments(&self, checkpoints: &[Checkpoint]) -> Vec<PlannedMoment> {
+        let mut before = vec![Bytes(0); self.trace.ops().len()];
+        self.replay_watched(&[], |ran, total| before[ran.op.index()] = Bytes(total));
+        let mut moments = Vec::with_capacity(before.len());
+        let mut plain = self.ledger.snapshot().total();
+        self.replay_watched(checkpoints, |ran, total| {
+            // Without the plan, nothing happens while operators run again.
+            let phase = if ran.again { Phase::Backward } else { self.trace.op(ran.op).phase };
+            if !ran.again {
+                plain = before[ran.op.index()];
+            }
+            moments.push(PlannedMoment { phase, before: plain, after: Bytes(total) });
+        });
+        moments
+    }
+
+    /// Replays as [`Problem::replay`], with a look at the bytes in use after every operator.
     pub(crate) fn replay_watched(&self, checkpoints: &[Checkpoint], mut watch: impl FnMut(Ran, u64)) -> Replayed {
         self.cancel.check();
         let mut ledger = self.ledger.clone();

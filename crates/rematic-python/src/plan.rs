@@ -75,6 +75,7 @@ impl Plan {
                 Fit::Fits => Verdict::Fits,
                 _ => Verdict::Planned(document, None),
             },
+            moments: &[],
             measured: None,
         };
         report.text(Style::default())

@@ -1,7 +1,8 @@
 //! Renders results as text, JSON and a page of HTML. Pure: the same input gives the same bytes, and nothing is printed here.
 
+mod comparison;
 mod device;
-mod holder;
+mod explanation;
 mod html;
 mod json;
 mod measured;
@@ -11,13 +12,16 @@ mod notebook;
 mod page;
 mod plan;
 mod regions;
+mod residents;
 mod saved;
 mod shorten;
+mod sparkline;
 mod stats;
 mod style;
 mod table;
 
 pub use device::{devices_json, devices_text};
+pub use explanation::ExplanationReport;
 pub use milp::MilpReport;
 pub use model::{models_json, models_text};
 pub use notebook::{plan_html, trace_html};

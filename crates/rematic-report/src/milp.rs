@@ -1,9 +1,10 @@
 use std::fmt::Write;
 
 use rematic_cost::Measured;
-use rematic_plan::{MilpChoice, MilpOutcome, PlanDocument, PlannedRegion, Replayed};
+use rematic_plan::{MilpChoice, MilpOutcome, PlanDocument, PlannedMoment, PlannedRegion, Replayed};
 use rematic_trace::{Bytes, Millis, StepTrace};
 
+use crate::comparison::comparison;
 use crate::json::json;
 use crate::measured::{measured_json, measured_text};
 use crate::plan::{PlanJson, ReplayedJson};
@@ -27,6 +28,8 @@ pub struct MilpReport<'a> {
     pub replayed_baseline: &'a Replayed,
     /// The plan with its decisions, and what the replay says about it.
     pub replayed: Option<(&'a PlanDocument, &'a Replayed)>,
+    /// The bytes in use after every operator, without and with the plan; may be empty.
+    pub moments: &'a [PlannedMoment],
     /// How much of the time was measured.
     pub measured: Option<&'a Measured>,
 }
@@ -62,6 +65,8 @@ impl<'a> MilpReport<'a> {
             lower_bound_ms: plan.map_or(Millis(0.0), |plan| plan.lower_bound),
             regions: regions.collect(),
             least_budget_bytes,
+            // Torch's model knows no categories.
+            least_budget_categories: None,
             replayed: ReplayedJson {
                 baseline_peak_bytes: self.replayed_baseline.peak,
                 peak_bytes: replayed.peak,
@@ -81,6 +86,7 @@ impl<'a> MilpReport<'a> {
                 let fits = style.paint("Fits as it is", Tone::Good);
                 let _ = writeln!(text, "{fits}, by torch's model: peak {peak} of {}.", self.budget);
                 self.replay_text(&mut text, style);
+                text += &comparison(self.moments, self.budget, style);
             }
             MilpOutcome::Infeasible { least_budget, .. } => {
                 let cannot = style.paint("Cannot fit", Tone::Bad);
@@ -99,6 +105,7 @@ impl<'a> MilpReport<'a> {
                     self.baseline, plan.peak, self.budget, plan.recompute, self.step
                 );
                 self.replay_text(&mut text, style);
+                text += &comparison(self.moments, self.budget, style);
                 let rows = plan.choices.iter().map(|choice| Row {
                     module: &choice.fqn,
                     freed: choice.saved,

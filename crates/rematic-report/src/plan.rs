@@ -2,10 +2,11 @@ use std::fmt::Write;
 
 use rematic_cost::Measured;
 use rematic_memory::Ran;
-use rematic_plan::{PlanDocument, Replayed};
+use rematic_plan::{CategoryBytes, PlanDocument, PlannedMoment, Replayed};
 use rematic_trace::{Bytes, Millis, StepTrace};
 use serde::Serialize;
 
+use crate::comparison::comparison;
 use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::regions::{self, RegionJson, place, policy};
@@ -36,6 +37,8 @@ pub struct PlanReport<'a> {
     pub step: Millis,
     /// The answer.
     pub verdict: Verdict<'a>,
+    /// The bytes in use after every operator, without and with the plan; may be empty.
+    pub moments: &'a [PlannedMoment],
     /// How much of the time was measured.
     pub measured: Option<&'a Measured>,
 }
@@ -52,6 +55,9 @@ pub(crate) struct PlanJson<'a> {
     pub(crate) lower_bound_ms: Millis,
     pub(crate) regions: Vec<RegionJson<'a>>,
     pub(crate) least_budget_bytes: Option<Bytes>,
+    /// What is in memory at the peak of the least budget, the largest category first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) least_budget_categories: Option<Vec<CategoryBytes>>,
     pub(crate) replayed: ReplayedJson,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) measured: Option<MeasuredJson<'a>>,
@@ -103,6 +109,10 @@ impl PlanReport<'_> {
                 Verdict::Infeasible(least) => Some(least.peak),
                 _ => None,
             },
+            least_budget_categories: match &self.verdict {
+                Verdict::Infeasible(least) => Some(CategoryBytes::of(&least.snapshot)),
+                _ => None,
+            },
             replayed: ReplayedJson {
                 baseline_peak_bytes: self.baseline,
                 peak_bytes,
@@ -126,6 +136,7 @@ impl PlanReport<'_> {
                     "{fits}: peak {} of {}, {spare} to spare. Nothing to drop.",
                     self.baseline, self.budget
                 );
+                text += &comparison(self.moments, self.budget, style);
             }
             Verdict::Infeasible(least) => {
                 let cannot = style.paint("Cannot fit", Tone::Bad);
@@ -136,16 +147,16 @@ impl PlanReport<'_> {
                     least.peak,
                     place(self.trace, least.at)
                 );
-                let mut categories: Vec<_> = least.snapshot.iter().filter(|(_, bytes)| bytes.0 > 0).collect();
-                categories.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+                let parts = CategoryBytes::of(&least.snapshot);
                 let parts: Vec<String> =
-                    categories.iter().map(|(category, bytes)| format!("{category} {bytes}")).collect();
+                    parts.iter().map(|CategoryBytes { category, bytes }| format!("{category} {bytes}")).collect();
                 let _ = writeln!(text, "There it is {}.", parts.join(", "));
                 let _ = writeln!(
                     text,
                     "Raise --budget to at least {} bytes, shard with --world-size, or use a smaller batch.",
                     least.peak.0
                 );
+                text += &comparison(self.moments, self.budget, style);
             }
             Verdict::Planned(plan, at) => self.planned(&mut text, plan, *at, style),
         }
@@ -164,9 +175,11 @@ impl PlanReport<'_> {
         let quality = quality(plan);
         let _ = writeln!(
             text,
-            "Recomputing takes {} on top of {} ({share:.2} %); {quality}.\n",
+            "Recomputing takes {} on top of {} ({share:.2} %); {quality}.",
             plan.recompute_ms, self.step
         );
+        *text += &comparison(self.moments, self.budget, style);
+        text.push('\n');
         *text += &regions::table(regions::rows(plan), style);
     }
 }

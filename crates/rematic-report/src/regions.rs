@@ -5,11 +5,10 @@ use std::fmt::Write;
 
 use rematic_memory::Ran;
 use rematic_plan::{Choice, PlanDocument, PlannedRegion};
-use rematic_trace::{Bytes, Millis, StepTrace, any_layer};
+use rematic_trace::{Bytes, Millis, StepTrace, any_layer, short};
 use serde::Serialize;
 
 use crate::shorten::Shorten;
-use crate::stats::short;
 use crate::style::Style;
 use crate::table::{Column, Table};
 

@@ -1,26 +1,25 @@
 use std::collections::HashMap;
 
 use rematic_cost::{Costs, Device, Element};
-use rematic_memory::{Resident, Timeline};
-use rematic_plan::{Baseline, ModuleStats, StepStats};
-use rematic_trace::{Bytes, Category, Dtype, ModuleId, Op, Phase, StepTrace, any_layer};
+use rematic_memory::Timeline;
+use rematic_plan::{Baseline, CategoryBytes, ModuleStats, StepStats, resident_groups};
+use rematic_trace::{Bytes, Category, Dtype, ModuleId, Op, Phase, StepTrace, any_layer, short};
 use serde::Serialize;
 
-use crate::holder;
 use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
+use crate::residents;
 use crate::shorten::{Shorten, unbroken};
+use crate::sparkline;
 use crate::style::{Sentence, Style, Tone};
 use crate::table::{Column, Table};
 
-/// How many of the largest storages, and of the heaviest modules, the text shows.
+/// How many of the heaviest modules the text shows.
 const ROWS: usize = 9;
 /// Length of the longest bar.
 const BAR: usize = 24;
-/// Widths below which shortened names say little: of operators, of modules, of who holds a storage.
-const OPERATOR: usize = 20;
+/// The width below which shortened names of modules say little.
 const MODULE: usize = 20;
-const HOLDER: usize = 32;
 
 /// Everything that `rematic stats` says about a step.
 #[derive(Clone, Copy)]
@@ -185,23 +184,22 @@ impl StatsReport<'_> {
             tail: (&place, Tone::Plain),
         });
         text += &self.fit(style);
-        let mut table = Table::new([
-            Column::text(""),
-            Column::number(""),
-            Column::number(""),
-            Column::text("").tone(Tone::Accent).leave_out(0),
-        ]);
-        let mut categories: Vec<(Category, Bytes)> = peak.snapshot.iter().filter(|(_, bytes)| bytes.0 > 0).collect();
-        categories.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        for (category, bytes) in categories {
-            let share = bytes.0 as f64 / total.0.max(1) as f64;
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a short bar")]
-            let bar = "█".repeat((share * BAR as f64).round() as usize);
-            table.row([category.to_string(), format!("{bytes:>11}"), format!("{:>5.1} %", share * 100.0), bar]);
-        }
-        text += &table.render(style);
+        text += &self.over_the_step(style);
+        text += &category_table(&CategoryBytes::of(&peak.snapshot), total, style);
         text.push('\n');
         text
+    }
+
+    /// Memory over the step, in one line.
+    fn over_the_step(&self, style: Style) -> String {
+        let width = style.columns() - 1;
+        let (totals, ops) = (self.timeline.totals(), self.trace.ops());
+        let line = sparkline::line(totals.iter().copied(), self.timeline.peak().total(), width);
+        let phases = sparkline::phases(ops.iter().map(|op| op.phase), width);
+        match line.trim_end() {
+            "" => String::new(),
+            line => format!(" {}\n {}\n", style.paint(line, Tone::Accent), style.paint(&phases, Tone::Quiet)),
+        }
     }
 
     /// Whether the device has memory enough.
@@ -219,51 +217,8 @@ impl StatsReport<'_> {
     }
 
     fn residents(&self, style: Style) -> String {
-        let mut groups: Vec<Group> = Vec::new();
-        let mut at = HashMap::new();
-        for resident in self.timeline.alive_at_peak(self.trace, usize::MAX) {
-            let key = [
-                resident.category.to_string(),
-                match (resident.birth, resident.category) {
-                    (Some(op), _) => short(self.trace.op_name(self.trace.op(op))).to_owned(),
-                    (None, Category::Activation) => "the previous step".to_owned(),
-                    (None, _) => "before the step".to_owned(),
-                },
-                resident.module.map_or_else(String::new, |module| any_layer(&self.trace.path(module))),
-                self.holders(&resident),
-            ];
-            let index = *at.entry(key.clone()).or_insert_with(|| {
-                groups.push(Group { key, count: 0, total: Bytes(0) });
-                groups.len() - 1
-            });
-            groups[index].count += 1;
-            groups[index].total += resident.bytes;
-        }
-        groups.sort_by_key(|group| std::cmp::Reverse(group.total));
-        let mut table = Table::new([
-            Column::number("largest there"),
-            Column::number(""),
-            Column::text("category").leave_out(1),
-            Column::text("made by").shorten(Shorten::Word, OPERATOR),
-            Column::text("in").shorten(Shorten::Outer, MODULE),
-            Column::text("held by").shorten(Shorten::Word, HOLDER).leave_out(0),
-        ]);
-        for group in groups.iter().take(ROWS) {
-            let [category, made_by, module, held_by] = group.key.clone();
-            let count = if group.count > 1 { format!("{}×", group.count) } else { String::new() };
-            table.row([group.total.to_string(), count, category, made_by, module, held_by]);
-        }
-        table.render(style) + "\n"
-    }
-
-    fn holders(&self, resident: &Resident) -> String {
-        let saved = holder::autograd(self.trace, &resident.saved_by);
-        let owner = holder::owner(resident.category);
-        match (resident.held, saved) {
-            (true, Some(saved)) if resident.category == Category::Activation => format!("{owner}, {saved}"),
-            (true, _) => owner.to_owned(),
-            (false, saved) => saved.unwrap_or_else(|| "-".to_owned()),
-        }
+        let peak = self.timeline.peak().at.map(|moment| moment.op);
+        residents::table(&resident_groups(self.trace, self.timeline.allocator(), peak, 1), style) + "\n"
     }
 
     fn time(&self, style: Style) -> String {
@@ -337,12 +292,21 @@ impl StatsReport<'_> {
     }
 }
 
-/// Storages that are alike but for the layer that they belong to.
-struct Group {
-    /// Category, who made it, where, who holds it.
-    key: [String; 4],
-    count: usize,
-    total: Bytes,
+/// Categories with their shares of a total.
+pub(crate) fn category_table(categories: &[CategoryBytes], total: Bytes, style: Style) -> String {
+    let mut table = Table::new([
+        Column::text(""),
+        Column::number(""),
+        Column::number(""),
+        Column::text("").tone(Tone::Accent).leave_out(0),
+    ]);
+    for CategoryBytes { category, bytes } in categories {
+        let share = bytes.0 as f64 / total.0.max(1) as f64;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a short bar")]
+        let bar = "█".repeat((share * BAR as f64).round() as usize);
+        table.row([category.to_string(), format!("{bytes:>11}"), format!("{:>5.1} %", share * 100.0), bar]);
+    }
+    table.render(style)
 }
 
 /// Elements of all parameters; tied ones count once. Saturates: an expanded parameter has more elements than bytes.
@@ -361,11 +325,6 @@ pub(crate) fn fact(name: &str, value: &str) -> String {
         Ok(dtype) if name == "dtype" => format!("{name} {}", Element(dtype)),
         _ => format!("{name} {value}"),
     }
-}
-
-/// An operator's name without the overload that most have.
-pub(crate) fn short(name: &str) -> &str {
-    name.strip_suffix(".default").unwrap_or(name)
 }
 
 /// 35,418,624 as "35.4 M".

@@ -54,5 +54,5 @@ pub use id::{CallId, LayoutId, ModuleId, NameId, OpId, StorageId};
 pub use layout::{Dtype, Layout, ShapeTooLarge};
 pub use module::{Call, Module, Parameter};
 pub use op::{Flags, Op, Phase, Tensor};
-pub use trace::{Category, OpRecord, StepTrace, Storage, any_layer};
+pub use trace::{Category, OpRecord, StepTrace, Storage, any_layer, short};
 pub use units::{Bytes, Flops, Millis, ParseBytesError};

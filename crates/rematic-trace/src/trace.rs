@@ -384,6 +384,12 @@ fn as_usize(range: &Range<u32>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
 
+/// An operator's name without the overload that most have.
+#[must_use]
+pub fn short(name: &str) -> &str {
+    name.strip_suffix(".default").unwrap_or(name)
+}
+
 /// A module's full name as it is called in code, with the positions in lists left open: `Model.layers.7.mlp` becomes
 /// `layers.*.mlp`. The root keeps its name.
 #[must_use]

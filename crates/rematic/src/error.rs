@@ -44,6 +44,30 @@ pub enum Error {
     /// The milp planner decides about shares.
     #[error("--planner milp chooses a share of each module; drop --whole, or use --planner exact or greedy")]
     WholeMilp,
+    /// An option that the chosen planner would not look at.
+    #[error("{option} is for --planner milp, and the planner is {planner}; add --planner milp, or drop {option}")]
+    MilpOnly {
+        /// The option.
+        option: &'static str,
+        /// The planner.
+        planner: &'static str,
+    },
+    /// A manual page of something that is not a verb.
+    #[error("there is no verb `{found}`; `rematic man` takes {}", known.join(", "))]
+    NoVerb {
+        /// What was asked for.
+        found: String,
+        /// The verbs.
+        known: Vec<String>,
+    },
+    /// Manual pages cannot be written.
+    #[error("cannot write the manual pages to {}: {source}; give a directory that exists", path.display())]
+    Manual {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// Measured times without a table.
     #[error("measured times need a table; measure one with rematic.benchmark, and give it with --cost-table FILE")]
     NoTable,

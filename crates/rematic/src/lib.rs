@@ -32,12 +32,13 @@ pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
 pub use rematic_memory::{Allocator, Recording, Timeline};
 pub use rematic_plan::{
-    Baseline, Cancel, DocumentError, Infeasible, Limits, MilpOptions, MilpOutcome, ModuleGraph, ModuleStats, Outcome,
-    PlanDocument, PlanError, Problem, Replayed, Solution, StepStats, milp, optimal_policy,
+    Baseline, Cancel, CategoryBytes, DocumentError, Explanation, Infeasible, Limits, MilpOptions, MilpOutcome,
+    ModuleGraph, ModuleStats, Outcome, Place, PlanDocument, PlanError, PlannedMoment, Problem, Remedy, RemedyKind,
+    Replayed, ResidentGroup, Solution, StepStats, Together, milp, optimal_policy, resident_groups,
 };
 pub use rematic_report::{
-    CurvePoint, CurveReport, MilpReport, PlanReport, SavedPage, SavedReport, StatsReport, Style, Verdict, devices_json,
-    devices_text, models_json, models_text, plan_html, trace_html,
+    CurvePoint, CurveReport, ExplanationReport, MilpReport, PlanReport, SavedPage, SavedReport, StatsReport, Style,
+    Verdict, devices_json, devices_text, models_json, models_text, plan_html, trace_html,
 };
 pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
 pub use rematic_tradeoff::{TradeoffError, Tradeoffs};

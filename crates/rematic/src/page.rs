@@ -1,6 +1,6 @@
 use rematic_cost::Costs;
 use rematic_memory::Recording;
-use rematic_plan::{Limits, Outcome, PlanDocument, Problem, Solution};
+use rematic_plan::{Explanation, Limits, Outcome, PlanDocument, Problem, Solution};
 use rematic_report::{Page, PlanView};
 use rematic_trace::{Bytes, StepTrace};
 
@@ -49,7 +49,9 @@ impl Target {
         }
         let costs = self.costs(trace)?;
         let cancel = limits.cancel.clone();
+        let allocator = self.allocator(trace);
         cancel.catch(|| {
+            let page_limits = Limits { allocator, ..limits.clone() };
             let problem = self.problem(trace, &costs, limits)?;
             let points = problem.curve(options.points, progress);
             let (budget, solution) = self.chosen(&problem, &points, options)?;
@@ -58,6 +60,7 @@ impl Target {
                 let recording = problem.record(&solution.checkpoints);
                 PlanView::new(&document, &solution.checkpoints, problem.regions(), &recording)
             };
+            let explanation = Explanation::new(trace, &costs, &self.device, page_limits)?;
             let document = PlanDocument::new(&problem, &solution, budget, &self.device.name);
             let recording = problem.record(&solution.checkpoints);
             let page = Page {
@@ -65,9 +68,10 @@ impl Target {
                 costs: &costs,
                 regions: problem.regions(),
                 device: &self.device,
-                allocator: self.allocator(trace),
+                allocator,
                 plain: &problem.record(&[]),
                 chosen: (&document, &solution.checkpoints, &recording),
+                explanation: &explanation,
                 curve: points.iter().map(view).collect(),
             };
             Ok(PageAnswer { html: page.html(), document, recording, costs: costs.clone() })

@@ -1,5 +1,5 @@
 use rematic_cost::{Costs, Measured};
-use rematic_plan::{Limits, Outcome, PlanDocument, Problem, Replayed, Solution};
+use rematic_plan::{Limits, Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
 use rematic_report::{CurvePoint, CurveReport, PlanReport, Verdict};
 use rematic_trace::{Bytes, Flops, Millis, StepTrace};
 
@@ -36,6 +36,8 @@ pub struct PlanAnswer {
     pub document: PlanDocument,
     /// The step under that plan.
     pub replayed: Replayed,
+    /// The bytes in use after every operator, without the plan and with it.
+    pub moments: Vec<PlannedMoment>,
     /// Flops of the operators that run again.
     pub recompute_flops: Flops,
     /// How much of the time was measured.
@@ -56,6 +58,7 @@ impl PlanAnswer {
                 Fit::Planned => Verdict::Planned(&self.document, self.replayed.at),
                 Fit::Infeasible => Verdict::Infeasible(&self.replayed),
             },
+            moments: &self.moments,
             measured: self.measured.as_ref(),
         }
     }
@@ -112,7 +115,8 @@ impl Target {
             Outcome::Infeasible(infeasible) => (Fit::Infeasible, infeasible.least),
         };
         let document = PlanDocument::new(&problem, &solution, budget, &self.device.name);
-        Ok(answer(fit, document, solution.replayed, &costs))
+        let moments = problem.moments(&solution.checkpoints);
+        Ok(answer(fit, document, solution.replayed, moments, &costs))
     }
 
     /// Plans for budgets from the step as it is down to the least that can be reached; `progress` is told after each one.
@@ -152,8 +156,8 @@ impl Target {
         let problem = self.problem(trace, &costs, limits)?;
         let solution = Self::replayed(&problem, &document, document.budget_bytes)?;
         let document = PlanDocument::new(&problem, &solution, document.budget_bytes, &self.device.name);
-        let replayed = solution.replayed;
-        Ok(answer(Fit::Planned, document, replayed, &costs))
+        let moments = problem.moments(&solution.checkpoints);
+        Ok(answer(Fit::Planned, document, solution.replayed, moments, &costs))
     }
 
     /// A plan from a document, with what the replay says about it here.
@@ -175,10 +179,17 @@ impl Target {
     }
 }
 
-fn answer(fit: Fit, document: PlanDocument, replayed: Replayed, costs: &Costs) -> PlanAnswer {
+fn answer(
+    fit: Fit,
+    document: PlanDocument,
+    replayed: Replayed,
+    moments: Vec<PlannedMoment>,
+    costs: &Costs,
+) -> PlanAnswer {
     PlanAnswer {
         fit,
         document,
+        moments,
         recompute_flops: replayed.recomputed.iter().map(|op| costs.flops()[op.index()]).sum(),
         replayed,
         measured: costs.measurements().cloned(),

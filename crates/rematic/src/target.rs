@@ -2,7 +2,7 @@ use std::path::Path;
 
 use rematic_cost::{CostRule, CostTable, Costs, Device, Devices};
 use rematic_memory::{Allocator, Timeline};
-use rematic_plan::StepStats;
+use rematic_plan::{Explanation, Limits, StepStats};
 use rematic_report::StatsReport;
 use rematic_trace::{Bytes, StepTrace};
 
@@ -66,6 +66,15 @@ impl Target {
             CostSource::Rule(rule) => Costs::new(trace, &self.device, *rule)?,
             CostSource::Table(table) => Costs::measured(trace, &self.device, table)?,
         })
+    }
+
+    /// Why the step peaks where it does, and what brings the peak down. Only the limits' allocator is the target's own.
+    ///
+    /// # Errors
+    /// If the step cannot be costed, or the limits leave nothing to plan.
+    pub fn explain(&self, trace: &StepTrace, costs: &Costs, limits: Limits) -> Result<Explanation, Error> {
+        let limits = Limits { allocator: self.allocator(trace), ..limits };
+        Ok(Explanation::new(trace, costs, &self.device, limits)?)
     }
 
     /// What there is to say about a budget that the device does not have.

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 use rematic_cost::{Costs, Device};
 use rematic_memory::{Allocator, Checkpoint, Recording, Regions};
-use rematic_plan::{Choice, PlanDocument, PlannedRegion};
+use rematic_plan::{Choice, Explanation, PlanDocument, PlannedRegion};
 use rematic_trace::{Bytes, Category, Millis, Module, Phase, StepTrace};
 use serde::Serialize;
 
@@ -26,6 +26,7 @@ const SCRIPT: &str = concat!(
     include_str!("web/format.js"),
     include_str!("web/element.js"),
     include_str!("web/data.js"),
+    include_str!("web/peak.js"),
     include_str!("web/memory.js"),
     include_str!("web/alive.js"),
     include_str!("web/curve.js"),
@@ -50,6 +51,8 @@ pub struct Page<'a> {
     pub plain: &'a Recording,
     /// The plan for the budget; without regions if the step fits as it is. If no plan fits, the one with the lowest peak.
     pub chosen: (&'a PlanDocument, &'a [Checkpoint], &'a Recording),
+    /// Why it peaks where it does, and what helps.
+    pub explanation: &'a Explanation,
     /// Plans for other budgets, the largest budget first.
     pub curve: Vec<PlanView>,
 }
@@ -144,6 +147,7 @@ struct Document<'a> {
     planned: Option<Step>,
     /// Policies that the regions of all plans refer to.
     policies: Vec<String>,
+    explanation: &'a Explanation,
     chosen: PlanJson<'a>,
     curve: Vec<PlanJson<'a>>,
 }
@@ -214,6 +218,7 @@ impl Page<'_> {
             plain: Step::new(trace, self.regions, &[], self.plain),
             planned: (!checkpoints.is_empty()).then(|| Step::new(trace, self.regions, checkpoints, recording)),
             policies: policies.into_values(),
+            explanation: self.explanation,
             chosen,
             curve,
         }

@@ -4,12 +4,11 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use rematic_cost::Costs;
-use rematic_memory::{Checkpoint, Life, Recording, Regions};
+use rematic_memory::{Checkpoint, Life, Recording, Regions, holder};
 use rematic_trace::{Bytes, Category, ModuleId, OpId, Phase, StepTrace, StorageId};
 use serde::Serialize;
 
 use super::columns::Column;
-use crate::holder;
 use crate::regions::inner;
 
 /// How many points of a step under a plan the page holds where it does not hold all.

@@ -2,11 +2,15 @@ use std::path::PathBuf;
 
 use crate::{Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Optimizer, Options, Target};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
 /// Plans the memory of deep-learning training: without a GPU, says what one training step takes, and why.
 #[derive(Parser)]
 #[command(name = "rematic", version, arg_required_else_help = true)]
 pub(crate) struct Arguments {
+    /// No progress and no warnings; results and errors stay.
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
     #[command(subcommand)]
     pub(crate) verb: Verb,
 }
@@ -19,6 +23,9 @@ pub(crate) enum Verb {
     /// Show the memory and time of one training step: where it peaks, and why.
     #[command(after_help = "Example: rematic stats llama-3-8b --batch 2 --seq 8192 --device h100")]
     Stats(StatsArguments),
+    /// Say why the step peaks where it does, and the cheapest ways down.
+    #[command(after_help = "Example: rematic explain llama-3-8b --batch 2 --seq 8192")]
+    Explain(ExplainArguments),
     /// Find what to drop and recompute so that the step fits a budget, at the least extra time.
     #[command(after_help = "Example: rematic plan seed-transformer --budget 1.6GiB -o plan.json")]
     Plan(PlanArguments),
@@ -41,6 +48,26 @@ pub(crate) enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Print the completions of a shell.
+    #[command(after_help = "Example: rematic completions bash > ~/.local/share/bash-completion/completions/rematic")]
+    Completions {
+        /// The shell.
+        #[arg(value_enum, value_name = "SHELL")]
+        shell: Shell,
+    },
+    /// Print the manual page, of the command or of one of its verbs.
+    #[command(after_help = "Example: rematic man plan | man -l -")]
+    Man(ManArguments),
+}
+
+#[derive(Args)]
+pub(crate) struct ManArguments {
+    /// The verb [default: the command itself]
+    #[arg(value_name = "VERB")]
+    pub(crate) verb: Option<String>,
+    /// Write all pages into this directory instead.
+    #[arg(short, long, value_name = "DIR", conflicts_with = "verb")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -202,6 +229,18 @@ pub(crate) struct StatsArguments {
     pub(crate) timeline: bool,
 }
 
+#[derive(Args)]
+pub(crate) struct ExplainArguments {
+    #[command(flatten)]
+    pub(crate) step: StepArguments,
+    /// Spread parameters, gradients and optimizer state evenly over so many devices.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, value_parser = devices)]
+    pub(crate) world_size: u32,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// What may be planned.
 #[derive(Args)]
 pub(crate) struct LimitArguments {
@@ -210,7 +249,7 @@ pub(crate) struct LimitArguments {
     /// Spread parameters, gradients and optimizer state evenly over so many devices [default: 1, or the plan's]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = devices)]
     pub(crate) world_size: Option<u32>,
-    /// Checkpoint only modules whose name matches, like layers.*.mlp; * and ? stand for anything. May be repeated.
+    /// Checkpoint only modules whose name matches, like '*.mlp'; * and ? stand for anything. May be repeated.
     #[arg(long, value_name = "GLOB")]
     pub(crate) only: Vec<String>,
     /// Do not checkpoint modules whose name matches. May be repeated.
@@ -229,14 +268,14 @@ pub(crate) struct PlanArguments {
     #[command(flatten)]
     pub(crate) limits: LimitArguments,
     /// The most memory that may be in use: 38GiB, 40GB or bytes.
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) budget: Bytes,
     /// How to plan.
     #[arg(long, value_enum, default_value = "exact")]
     pub(crate) planner: PlannerName,
-    /// With --planner milp: stop at a plan proved to be at most this share slower than the best.
-    #[arg(long, value_name = "SHARE", allow_negative_numbers = true, default_value_t = 0.0, value_parser = probability)]
-    pub(crate) gap: f64,
+    /// With --planner milp: stop at a plan proved to be at most this share slower than the best [default: 0]
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true, value_parser = probability)]
+    pub(crate) gap: Option<f64>,
     /// With --planner milp: stop after so many seconds with the best plan found.
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub(crate) time_limit: Option<u64>,

@@ -1,18 +1,21 @@
 //! The command line.
 
 mod arguments;
+mod manual;
 mod planning;
 mod report;
+mod terminal;
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::Path;
 
 use clap::Parser;
 use owo_colors::OwoColorize;
 
-use crate::{Devices, Error, SavedReport, Source, StepReport, StepTrace, Style};
-use arguments::{Arguments, DevicesArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
+use crate::{Devices, Error, ExplanationReport, Limits, SavedReport, Source, StepReport, StepTrace};
+use arguments::{Arguments, DevicesArguments, ExplainArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
+use terminal::{Warnings, style};
 
 /// The exit code of a command that was refused.
 const REFUSED: u8 = 2;
@@ -28,15 +31,19 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(usage.exit_code()).unwrap_or(REFUSED);
         }
     };
+    let warnings = if arguments.quiet { Warnings::Silent } else { Warnings::Shown };
     let result = match &arguments.verb {
         Verb::Trace(arguments) => trace(arguments).map(Answer::done),
         Verb::Stats(arguments) => stats(arguments).map(Answer::done),
-        Verb::Plan(arguments) => planning::plan(arguments),
-        Verb::Curve(arguments) => planning::curve(arguments),
+        Verb::Explain(arguments) => explain(arguments).map(Answer::done),
+        Verb::Plan(arguments) => planning::plan(arguments, warnings),
+        Verb::Curve(arguments) => planning::curve(arguments, warnings),
         Verb::Replay(arguments) => planning::replay(arguments),
-        Verb::Report(arguments) => report::report(arguments),
+        Verb::Report(arguments) => report::report(arguments, warnings),
         Verb::Devices(arguments) => devices(arguments).map(Answer::done),
         Verb::Models { json } => models(*json).map(Answer::done),
+        Verb::Completions { shell } => Ok(Answer::done(manual::completions(*shell))),
+        Verb::Man(arguments) => manual::man(arguments).map(Answer::done),
     };
     match result.and_then(|answer| print(&answer.text).map(|()| answer.code)) {
         Ok(code) => code,
@@ -74,6 +81,17 @@ fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
     let report = StepReport::new(read(&arguments.step.source)?, &target)?;
     let report = report.stats();
     Ok(if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) })
+}
+
+fn explain(arguments: &ExplainArguments) -> Result<String, Failure> {
+    let target = arguments.step.target()?;
+    let trace = read(&arguments.step.source)?;
+    let costs = target.costs(&trace)?;
+    let limits = Limits { world_size: arguments.world_size.into(), ..Limits::default() };
+    let explanation = target.explain(&trace, &costs, limits)?;
+    let measured = costs.measurements();
+    let report = ExplanationReport { explanation: &explanation, device: &target.device.product, measured };
+    Ok(if arguments.json { report.json() } else { report.text(style(&std::io::stdout())) })
 }
 
 fn devices(arguments: &DevicesArguments) -> Result<String, Failure> {
@@ -118,16 +136,4 @@ fn print(text: &str) -> Result<(), Failure> {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         other => other.map_err(Failure::Output),
     }
-}
-
-/// Colours only on a terminal that wants them; the width is the terminal's, else that of `COLUMNS`.
-fn style(stream: &impl IsTerminal) -> Style {
-    let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-        && std::env::var_os("TERM").is_none_or(|terminal| terminal != "dumb");
-    let on_terminal = stream.is_terminal();
-    let terminal = on_terminal.then(terminal_size::terminal_size).flatten().map(|(width, _)| width.0);
-    let asked = || std::env::var("COLUMNS").ok()?.trim().parse().ok();
-    let width =
-        terminal.filter(|width| *width > 0).or_else(asked).filter(|width| *width > 0).unwrap_or(Style::default().width);
-    Style { color: wanted && on_terminal, width }
 }

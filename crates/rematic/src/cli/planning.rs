@@ -1,12 +1,11 @@
 //! The verbs `plan`, `curve` and `replay`.
 
-use std::io::Write;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::arguments::{CurveArguments, LimitArguments, PlanArguments, PlannerName, ReplayArguments};
-use super::{Answer, Failure, read, style};
+use super::{Answer, Failure, Warnings, read, style};
 use crate::{
     Allocator, Bytes, Error, Fit, Limits, Millis, MilpOptions, MilpOutcome, MilpReport, ModuleGraph, PlanAnswer,
     PlanDocument, Planner, Solution, StepStats, StepTrace, Target, Timeline, Tradeoffs, milp,
@@ -15,36 +14,46 @@ use crate::{
 /// The exit code of a step that cannot be made to fit.
 pub(crate) const INFEASIBLE: u8 = 3;
 
-pub(crate) fn plan(arguments: &PlanArguments) -> Result<Answer, Failure> {
+pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answer, Failure> {
+    refuse_unused(arguments)?;
     if arguments.budget == Bytes(0) {
         return Err(Error::NoBudget { found: arguments.budget }.into());
     }
     let target = arguments.limits.step.target()?;
     let trace = read(&arguments.limits.step.source)?;
     if let Some(warning) = target.budget_warning(arguments.budget) {
-        warn(&warning);
+        warnings.warn(&warning);
     }
     let planner = match arguments.planner {
-        PlannerName::Milp => return torch_plan(arguments, &trace, &target),
+        PlannerName::Milp => return torch_plan(arguments, &trace, &target, warnings),
         PlannerName::Greedy => Planner::Greedy,
         PlannerName::Exact => Planner::Exact,
     };
     let found = target.plan(&trace, limits(&arguments.limits), planner, arguments.budget)?;
-    write(arguments, (found.fit != Fit::Infeasible).then_some(&found.document))?;
+    write(arguments, (found.fit != Fit::Infeasible).then_some(&found.document), warnings)?;
     Ok(answer(&found, &trace, arguments.limits.json))
 }
 
-pub(crate) fn warn(warning: &str) {
-    // Nobody is left to tell if this fails.
-    let _ = writeln!(std::io::stderr(), "warning: {warning}");
+/// Options that only one planner looks at are not ignored in silence.
+fn refuse_unused(arguments: &PlanArguments) -> Result<(), Error> {
+    let planner = match arguments.planner {
+        PlannerName::Milp => return Ok(()),
+        PlannerName::Exact => "exact",
+        PlannerName::Greedy => "greedy",
+    };
+    let given = [(arguments.gap.is_some(), "--gap"), (arguments.time_limit.is_some(), "--time-limit")];
+    match given.into_iter().find(|(given, _)| *given) {
+        Some((_, option)) => Err(Error::MilpOnly { option, planner }),
+        None => Ok(()),
+    }
 }
 
 /// Writes the plan if a file was asked for. Where there is none, the file is missing, or an old one: somebody might use
 /// it.
-fn write(arguments: &PlanArguments, document: Option<&PlanDocument>) -> Result<(), Failure> {
+fn write(arguments: &PlanArguments, document: Option<&PlanDocument>, warnings: Warnings) -> Result<(), Failure> {
     match (&arguments.output, document) {
         (Some(path), Some(document)) => document.write(path).map_err(Error::from)?,
-        (Some(path), None) => warn(&format!("there is no plan, so {} is not written", path.display())),
+        (Some(path), None) => warnings.warn(&format!("there is no plan, so {} is not written", path.display())),
         (None, _) => {}
     }
     Ok(())
@@ -67,7 +76,12 @@ fn answer(found: &PlanAnswer, trace: &StepTrace, json: bool) -> Answer {
 }
 
 /// Torch's `sac_milp`: it plans by its own idea of the peak; the replay then says what the plan does.
-fn torch_plan(arguments: &PlanArguments, trace: &StepTrace, target: &Target) -> Result<Answer, Failure> {
+fn torch_plan(
+    arguments: &PlanArguments,
+    trace: &StepTrace,
+    target: &Target,
+    warnings: Warnings,
+) -> Result<Answer, Failure> {
     let given = &arguments.limits;
     if given.whole {
         return Err(Error::WholeMilp.into());
@@ -84,7 +98,7 @@ fn torch_plan(arguments: &PlanArguments, trace: &StepTrace, target: &Target) -> 
     let mut options = MilpOptions::new(arguments.budget);
     options.world_size = world_size;
     options.ac_units = (!given.only.is_empty() || !given.never.is_empty()).then(|| problem.checkpointable());
-    options.gap = arguments.gap;
+    options.gap = arguments.gap.unwrap_or(0.0);
     options.time_limit = arguments.time_limit.map(Duration::from_secs).or(options.time_limit);
     let outcome = milp(&graph, &options).map_err(Error::from)?;
     let solution = match &outcome {
@@ -97,9 +111,10 @@ fn torch_plan(arguments: &PlanArguments, trace: &StepTrace, target: &Target) -> 
         MilpOutcome::Fits { .. } => Some(problem.unplanned()),
         MilpOutcome::Infeasible { .. } => None,
     };
+    let moments = solution.as_ref().map(|found| problem.moments(&found.checkpoints)).unwrap_or_default();
     let written = solution
         .map(|found| (PlanDocument::new(&problem, &found, arguments.budget, &target.device.name), found.replayed));
-    write(arguments, written.as_ref().map(|(document, _)| document))?;
+    write(arguments, written.as_ref().map(|(document, _)| document), warnings)?;
     let planned = written.as_ref().filter(|_| matches!(outcome, MilpOutcome::Planned(_)));
     let report = MilpReport {
         trace,
@@ -109,6 +124,7 @@ fn torch_plan(arguments: &PlanArguments, trace: &StepTrace, target: &Target) -> 
         outcome: &outcome,
         replayed_baseline: problem.baseline(),
         replayed: planned.map(|(document, replayed)| (document, replayed)),
+        moments: &moments,
         measured: costs.measurements(),
     };
     let code = if matches!(outcome, MilpOutcome::Infeasible { .. }) { INFEASIBLE } else { 0 };
@@ -116,10 +132,10 @@ fn torch_plan(arguments: &PlanArguments, trace: &StepTrace, target: &Target) -> 
     Ok(Answer { text, code })
 }
 
-pub(crate) fn curve(arguments: &CurveArguments) -> Result<Answer, Failure> {
+pub(crate) fn curve(arguments: &CurveArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let target = arguments.limits.step.target()?;
     let trace = read(&arguments.limits.step.source)?;
-    let bar = progress_bar(arguments.points.into());
+    let bar = progress_bar(arguments.points.into(), warnings);
     let found = target.curve(&trace, limits(&arguments.limits), arguments.points as usize, || bar.inc(1));
     bar.finish_and_clear();
     let found = found?;
@@ -128,8 +144,11 @@ pub(crate) fn curve(arguments: &CurveArguments) -> Result<Answer, Failure> {
     Ok(Answer { text, code: 0 })
 }
 
-/// On a terminal only.
-pub(crate) fn progress_bar(steps: u64) -> ProgressBar {
+/// On a terminal only, as long as anything is to be said beside the answer.
+pub(crate) fn progress_bar(steps: u64, warnings: Warnings) -> ProgressBar {
+    if warnings == Warnings::Silent {
+        return ProgressBar::hidden();
+    }
     let style = ProgressStyle::with_template("{bar:30} {pos} of {len} budgets, {eta} left");
     let bar = ProgressBar::new(steps);
     style.map_or(ProgressBar::hidden(), |style| bar.with_style(style))

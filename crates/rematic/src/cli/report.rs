@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use super::arguments::ReportArguments;
-use super::planning::{INFEASIBLE, limits, progress_bar, warn};
-use super::{Answer, Failure, read};
+use super::planning::{INFEASIBLE, limits, progress_bar};
+use super::{Answer, Failure, Warnings, read};
 use crate::{BUILTIN, Error, PageOptions, PlanDocument, SavedPage, Source, StepTrace};
 
 /// Budgets that the page has plans for.
 const POINTS: usize = 50;
 
-pub(crate) fn report(arguments: &ReportArguments) -> Result<Answer, Failure> {
+pub(crate) fn report(arguments: &ReportArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let target = arguments.limits.step.target()?;
     let (trace, plan) = sources(arguments)?;
     let mut limits = limits(&arguments.limits);
@@ -18,9 +18,9 @@ pub(crate) fn report(arguments: &ReportArguments) -> Result<Answer, Failure> {
         limits.world_size = plan.world_size;
     }
     if let Some(warning) = arguments.budget.and_then(|budget| target.budget_warning(budget)) {
-        warn(&warning);
+        warnings.warn(&warning);
     }
-    let bar = progress_bar(POINTS as u64);
+    let bar = progress_bar(POINTS as u64, warnings);
     let options = PageOptions { budget: arguments.budget, plan, points: POINTS };
     let found = target.page(&trace, limits, options, || bar.inc(1));
     bar.finish_and_clear();

@@ -36,19 +36,11 @@ const figures = () => {
   return parts;
 };
 
-const peakTable = (steps) => {
-  const rows = CATEGORIES.map((name, index) => [name, steps.length ? steps.categories[index][steps.peak] : 0])
-    .filter(([, value]) => value > 0)
-    .sort((a, b) => b[1] - a[1])
-    .map(([name, value]) => [name, bytes(value), percent(value / steps.totals[steps.peak])]);
-  return table(`Without a plan, after ${sentence(steps, steps.peak)}`, [["category"], ["bytes", "number"], ["share", "number"]], rows);
-};
-
 byId("model").textContent = data.model;
 byId("facts").textContent = [...data.facts, `${data.parameters} parameters`, `${count(ops.length)} operators`, `${count(data.called)} modules`].join(" · ");
 byId("verdict").append(...verdict());
 byId("figures").append(...figures());
-byId("peak").append(peakTable(plain));
+showPeak(byId("peak"));
 byId("legend").append(...STACK.toReversed().map((category) => {
   const item = element("li", null, CATEGORIES[category]);
   item.style.setProperty("--color", `var(--${CATEGORIES[category]})`);

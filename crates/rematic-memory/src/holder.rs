@@ -1,11 +1,10 @@
 //! Who holds a storage, in words.
 
-use rematic_trace::{Category, OpId, StepTrace};
-
-use crate::stats::short;
+use rematic_trace::{Category, OpId, StepTrace, short};
 
 /// Who has an ordinary reference to a storage of a category.
-pub(crate) fn owner(category: Category) -> &'static str {
+#[must_use]
+pub fn owner(category: Category) -> &'static str {
     match category {
         Category::Parameter | Category::Buffer => "the model",
         Category::Optimizer => "the optimizer",
@@ -15,7 +14,8 @@ pub(crate) fn owner(category: Category) -> &'static str {
 }
 
 /// The operators that saved a storage; `None` if none did.
-pub(crate) fn autograd(trace: &StepTrace, savers: &[OpId]) -> Option<String> {
+#[must_use]
+pub fn autograd(trace: &StepTrace, savers: &[OpId]) -> Option<String> {
     let first = savers.first()?;
     let more = match savers.len() - 1 {
         0 => String::new(),

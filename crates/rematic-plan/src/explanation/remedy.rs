@@ -1,0 +1,79 @@
+use rematic_trace::{Bytes, Millis};
+use serde::Serialize;
+
+use super::place::Place;
+use super::scenario::Change;
+
+/// A way to bring the peak down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum RemedyKind {
+    /// The previous step's output is let go before forward.
+    PreviousOutput,
+    /// The optimizer makes no temporaries for all parameters at once.
+    OptimizerTemporaries,
+    /// Optimizer state in 8 bits.
+    OptimizerState,
+    /// A fused attention kernel.
+    FusedAttention,
+    /// The loss in chunks.
+    ChunkedLoss,
+    /// Recomputation, as the planner finds it.
+    Checkpointing,
+    /// Half the batch, twice.
+    GradientAccumulation,
+    /// Parameters, gradients and optimizer state spread over devices.
+    Sharding,
+}
+
+/// A way down, and where it leads.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Remedy {
+    /// Which one.
+    pub kind: RemedyKind,
+    /// What to do.
+    pub title: String,
+    /// How to do it in PyTorch, or what to type.
+    pub how: String,
+    /// What has to hold for the figures.
+    pub assumption: String,
+    /// The peak of the whole step then.
+    pub peak_bytes: Bytes,
+    /// How much less that is.
+    pub freed_bytes: Bytes,
+    /// What the step takes longer; `None` if the device's data sheet does not say.
+    pub extra_ms: Option<Millis>,
+    /// Where the peak is then.
+    pub at: Place,
+}
+
+impl Remedy {
+    /// Time per byte; what is not known is the dearest.
+    pub(super) fn dearness(&self) -> f64 {
+        self.extra_ms.map_or(f64::INFINITY, |extra| extra.0 / self.freed_bytes.0.max(1) as f64)
+    }
+}
+
+/// Several remedies at once.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Together {
+    /// Which ones.
+    pub remedies: Vec<RemedyKind>,
+    /// The peak of the whole step then.
+    pub peak_bytes: Bytes,
+    /// What the step takes longer: the sum of what each takes alone.
+    pub extra_ms: Option<Millis>,
+    /// Where the peak is then.
+    pub at: Place,
+}
+
+/// What a rule says, before the replay has its say.
+pub(super) struct Proposal {
+    pub(super) kind: RemedyKind,
+    pub(super) title: String,
+    pub(super) how: String,
+    pub(super) assumption: String,
+    pub(super) extra: Option<Millis>,
+    pub(super) change: Change,
+}

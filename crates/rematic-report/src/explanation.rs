@@ -1,0 +1,138 @@
+use rematic_cost::Measured;
+use rematic_plan::{Explanation, Place, Remedy};
+use rematic_trace::{Bytes, Millis, short};
+use serde::Serialize;
+
+use crate::json::json;
+use crate::measured::{MeasuredJson, measured_json, measured_text};
+use crate::residents;
+use crate::shorten::{Shorten, unbroken};
+use crate::stats::category_table;
+use crate::style::{Sentence, Style, Tone};
+use crate::table::{Column, Table};
+
+/// Widths below which shortened text says little: of what to do, and of where the peak is then.
+const TITLE: usize = 30;
+const PLACE: usize = 24;
+
+/// Everything that `rematic explain` says.
+#[derive(Clone, Copy, Debug)]
+pub struct ExplanationReport<'a> {
+    /// Why, and what helps.
+    pub explanation: &'a Explanation,
+    /// The device that the time is for.
+    pub device: &'a str,
+    /// How much of the time was measured.
+    pub measured: Option<&'a Measured>,
+}
+
+impl ExplanationReport<'_> {
+    /// One JSON document.
+    #[must_use]
+    pub fn json(&self) -> String {
+        #[derive(Serialize)]
+        struct Json<'a> {
+            #[serde(flatten)]
+            explanation: &'a Explanation,
+            device: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            measured: Option<MeasuredJson<'a>>,
+        }
+        json(&Json { explanation: self.explanation, device: self.device, measured: measured_json(self.measured) })
+    }
+
+    /// A summary for people.
+    #[must_use]
+    pub fn text(&self, style: Style) -> String {
+        let mut text = style.paint(&self.explanation.model, Tone::Strong) + "\n";
+        text += &self.peak(style);
+        text += &residents::table(&self.explanation.residents, style);
+        text.push('\n');
+        text += &self.ways_down(style);
+        text + &measured_text(self.measured)
+    }
+
+    fn peak(&self, style: Style) -> String {
+        let Explanation { peak_bytes, at, categories, world_size, .. } = self.explanation;
+        let mut text = style.sentence(&Sentence {
+            lead: (&format!("The peak is {peak_bytes}"), Tone::Strong),
+            head: if *world_size > 1 { " on each device" } else { "" },
+            gap: ", ",
+            tail: (&format!("{}.", at.words), Tone::Plain),
+        });
+        if let Some(op) = &at.op {
+            let module = at.module.as_ref().map_or_else(String::new, |module| format!(" in {module}"));
+            text += &style.sentence(&Sentence {
+                lead: ("Operator:", Tone::Quiet),
+                head: "",
+                gap: " ",
+                tail: (&format!("{}{module}", short(op)), Tone::Quiet),
+            });
+        }
+        text += &category_table(categories, *peak_bytes, style);
+        text.push('\n');
+        text
+    }
+
+    fn ways_down(&self, style: Style) -> String {
+        let cheapest = self.explanation.cheapest();
+        if cheapest.is_empty() {
+            return "No rule knows a way down that frees 1 % or more.\n".to_owned();
+        }
+        let mut table = Table::new([
+            Column::text("the cheapest ways down").shorten(Shorten::End, TITLE),
+            Column::number("peak").tone(Tone::Good),
+            Column::number("frees").leave_out(1),
+            Column::number("more time"),
+            Column::text("then it peaks").shorten(Shorten::End, PLACE).leave_out(0),
+        ]);
+        let row = |title: String, peak: Bytes, extra: Option<Millis>, place: &Place| {
+            let freed = self.explanation.peak_bytes.saturating_sub(peak);
+            let place = if *place == self.explanation.at { "at the same place" } else { &place.words };
+            [title, peak.to_string(), freed.to_string(), self.longer(extra), place.to_owned()]
+        };
+        for (number, remedy) in cheapest.iter().enumerate() {
+            let title = format!("{} {}", number + 1, remedy.title);
+            table.row(row(title, remedy.peak_bytes, remedy.extra_ms, &remedy.at));
+        }
+        if let Some(together) = &self.explanation.together {
+            let title = if cheapest.len() == 2 { "both together" } else { "all three together" };
+            table.row(row(format!("  {title}"), together.peak_bytes, together.extra_ms, &together.at));
+        }
+        let mut text = table.render(style);
+        text.push('\n');
+        for (number, remedy) in cheapest.iter().enumerate() {
+            text += &note(number + 1, remedy, style);
+        }
+        text += &style.sentence(&Sentence {
+            lead: ("", Tone::Plain),
+            head: "",
+            gap: "",
+            tail: (&self.basis(), Tone::Quiet),
+        });
+        text
+    }
+
+    fn longer(&self, extra: Option<Millis>) -> String {
+        match extra {
+            None => "unknown".to_owned(),
+            Some(Millis(ms)) if ms <= 0.0 => "none".to_owned(),
+            Some(extra) => {
+                let share = extra.0 / self.explanation.step_ms.0.max(f64::MIN_POSITIVE) * 100.0;
+                format!("{extra} ({share:.1} %)")
+            }
+        }
+    }
+
+    fn basis(&self) -> String {
+        let step = unbroken(&self.explanation.step_ms.to_string());
+        format!("Each peak is a replay of the whole step; times are on top of {step} on {}.", self.device)
+    }
+}
+
+/// How to do it, and what has to hold.
+fn note(number: usize, remedy: &Remedy, style: Style) -> String {
+    let how = format!("{number} {}.", remedy.how);
+    let assumption = format!("{}.", remedy.assumption);
+    style.sentence(&Sentence { lead: ("", Tone::Plain), head: &how, gap: " ", tail: (&assumption, Tone::Quiet) })
+}
