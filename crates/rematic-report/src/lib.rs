@@ -1,4 +1,4 @@
-//! Renders results as text and JSON. Pure: the same input gives the same bytes, and nothing is printed here.
+//! Renders results as text, JSON and Python. Pure: the same input gives the same bytes, and nothing is printed here.
 
 mod device;
 mod json;
@@ -6,6 +6,7 @@ mod measured;
 mod milp;
 mod model;
 mod plan;
+mod python;
 mod regions;
 mod saved;
 mod shorten;
@@ -17,6 +18,7 @@ pub use device::{devices_json, devices_text};
 pub use milp::MilpReport;
 pub use model::{models_json, models_text};
 pub use plan::{CurvePoint, CurveReport, PlanReport, Verdict};
+pub use python::plan_python;
 pub use saved::SavedReport;
 pub use stats::StatsReport;
 pub use style::Style;

@@ -35,7 +35,7 @@ pub use rematic_plan::{
 };
 pub use rematic_report::{
     CurvePoint, CurveReport, MilpReport, PlanReport, SavedReport, StatsReport, Style, Verdict, devices_json,
-    devices_text, models_json, models_text,
+    devices_text, models_json, models_text, plan_python,
 };
 pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
 pub use rematic_tradeoff::{TradeoffError, Tradeoffs};

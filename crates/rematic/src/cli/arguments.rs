@@ -223,6 +223,9 @@ pub(crate) struct PlanArguments {
     /// Write the plan with every decision to a file.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+    /// Print the plan as code that applies it to a PyTorch model, with torch alone.
+    #[arg(long, value_enum, value_name = "LANGUAGE", conflicts_with = "json")]
+    pub(crate) emit: Option<Language>,
 }
 
 #[derive(Args)]
@@ -241,6 +244,16 @@ pub(crate) struct ReplayArguments {
     /// The plan.
     #[arg(long, value_name = "FILE")]
     pub(crate) plan: PathBuf,
+    /// Print the plan as code that applies it to a PyTorch model, with torch alone.
+    #[arg(long, value_enum, value_name = "LANGUAGE", conflicts_with = "json")]
+    pub(crate) emit: Option<Language>,
+}
+
+/// What a plan can be written in.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Language {
+    /// A file with a function apply_plan(model)
+    Python,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
