@@ -1,5 +1,7 @@
 //! Renders results as text, JSON and Python. Pure: the same input gives the same bytes, and nothing is printed here.
 
+mod chrome_trace;
+mod csv;
 mod device;
 mod json;
 mod measured;
@@ -14,6 +16,8 @@ mod stats;
 mod style;
 mod table;
 
+pub use self::csv::timeline_csv;
+pub use chrome_trace::ChromeTrace;
 pub use device::{devices_json, devices_text};
 pub use milp::MilpReport;
 pub use model::{models_json, models_text};
