@@ -174,6 +174,8 @@ class Plan:
         """Writes the plan to a file."""
     def to_json(self) -> str:
         """The text of a plan file."""
+    def to_python(self) -> str:
+        """A Python file with a function `apply_plan(model)`, which applies the plan with torch alone."""
     @property
     def outcome(self) -> Literal["fits", "planned"]:
         """Whether there is something to drop."""

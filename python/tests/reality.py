@@ -1,25 +1,40 @@
-"""What really happens in a training step on the CPU: its peak, as the allocator reports it, and its operators."""
+"""What really happens in a training step on the CPU: its peak, as the allocator reports it, and its operators. Without
+Rematic."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from rematic._capture.trees import tensors_in
+import models
+from models import MODELS
 
 Step = Callable[[], None]
 MARK = "the step"
+# Large enough that activations, not parameters, make the peak.
+BATCH = 8
+# Their kernels take memory while they run that no tensor of the step holds: oneDNN's copies in its own layouts, and the
+# buffers of attention's backward. It is left out of what is compared.
+WITH_SCRATCH = ("vit", "resnet50", "unet")
+# Where the gradients of two branches meet, PyTorch adds the second to the first in place, unless a dispatch mode is
+# active, as in a capture and under MemTracker. Only here does that make the peak (by 0.23 %): one is active in both.
+WATCHED = ("resnet50",)
+TOLERANCE = 0.001
 
 
 def resident(*values: Any) -> int:
     """Bytes of the storages among some values."""
-    storages = [tensor.untyped_storage() for tensor in tensors_in(values)]
+    storages = [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
@@ -79,3 +94,68 @@ class Ran(TorchDispatchMode):
         if func.namespace not in ("profiler", "prim"):
             self.names.append(str(func).removeprefix("aten."))
         return func(*args, **(kwargs or {}))
+
+
+def loss_of(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output.float().square().mean()
+    return output.loss
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+class Training:
+    """A model with its step."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        torch.manual_seed(0)
+        with mock.patch.object(models, "BATCH", BATCH):
+            self.model, self.args, self.kwargs = MODELS[name]("cpu")
+        if name == "vit":
+            self.kwargs["labels"] = torch.arange(BATCH)
+        for tensor in [*self.args, *self.kwargs.values()]:
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                tensor.normal_()
+        self.weights = {key: value.clone() for key, value in self.model.state_dict().items()}
+        self.kernels: set[str] = set()
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        # As in a loop, the output of the last step lives until this one's takes its place.
+        self.output = self.model(*self.args, **self.kwargs)
+        loss_of(self.output).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def peak(self) -> tuple[int, int]:
+        """The real peak, and the one without the scratch of kernels."""
+        self.output = None
+        watch = Ran() if self.name in WATCHED else contextlib.nullcontext()
+        step = functools.partial(self.step, sgd(self.model.parameters()))
+        with watch:
+            return peaks(step, self.model, (self.args, self.kwargs), self.kernels)
+
+    def train(self) -> list[Tensor]:
+        """Losses and gradients of three steps, and the weights and buffers after them."""
+        self.model.load_state_dict(self.weights)
+        torch.manual_seed(7)
+        optimizer = sgd(self.model.parameters())
+        values: list[Tensor] = []
+        for _ in range(3):
+            loss = loss_of(self.model(*self.args, **self.kwargs))
+            loss.backward()
+            values.append(loss.detach())
+            values += [parameter.grad.clone() for parameter in self.model.parameters() if parameter.grad is not None]
+            optimizer.step()
+            optimizer.zero_grad()
+        # Nothing that follows may draw other numbers either.
+        return [*values, *(value.clone() for value in self.model.state_dict().values()), torch.rand(3)]
+
+
+def check_peak(name: str, predicted: int, real: tuple[int, int]) -> None:
+    highest, settled = real
+    compared = settled if name in WITH_SCRATCH else highest
+    assert abs(compared - predicted) <= TOLERANCE * predicted, (predicted, highest, settled)
+    assert settled <= highest

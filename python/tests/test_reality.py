@@ -2,61 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-import models
 import rematic
 from models import MODELS
-from reality import Ran, peaks
+from reality import Ran, Training, check_peak, loss_of, sgd
 from rematic._capture.step import document as capture
 
-TOLERANCE = 0.001
 SHARES = {"90 %": 0.9, "75 %": 0.75, "60 %": 0.6, "the least": 0.0}
-# Large enough that activations, not parameters, make the peak.
-BATCH = 8
-# Their kernels take memory while they run that no tensor of the step holds: oneDNN's copies in its own layouts, and the
-# buffers of attention's backward. It is left out of what is compared.
-WITH_SCRATCH = ("vit", "resnet50", "unet")
-# Where the gradients of two branches meet, PyTorch adds the second to the first in place, unless a dispatch mode is
-# active, as in a capture and under MemTracker. Only here does that make the peak (by 0.23 %): one is active in both.
-WATCHED = ("resnet50",)
 # Which tokens go to which expert hangs on real weights; a capture assumes an even spread.
 NAMES = [name for name in MODELS if not name.startswith("mixtral")]
 
 
-def loss_of(output: Any) -> Tensor:
-    if isinstance(output, Tensor):
-        return output.float().square().mean()
-    return output.loss
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-class Case:
+class Case(Training):
     """A model with its step, captured as the CPU runs it."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        torch.manual_seed(0)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(models, "BATCH", BATCH)
-            self.model, self.args, self.kwargs = MODELS[name]("cpu")
-        if name == "vit":
-            self.kwargs["labels"] = torch.arange(BATCH)
-        for tensor in [*self.args, *self.kwargs.values()]:
-            if isinstance(tensor, Tensor) and tensor.is_floating_point():
-                tensor.normal_()
-        self.weights = {key: value.clone() for key, value in self.model.state_dict().items()}
+        super().__init__(name)
         document = capture(self.model, *self.args, loss=loss_of, optimizer=sgd, device="cpu", **self.kwargs)
         self.trace = rematic.Trace.from_bytes(document)
         self.kernels = {op.name.split(".")[0] for op in self.trace.ops}
@@ -68,37 +34,6 @@ class Case:
         """The plan for a share of the peak, or for the least budget if that is more."""
         return rematic.plan(self.trace, max(self.least, int(share * self.trace.peak())))
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        # As in a loop, the output of the last step lives until this one's takes its place.
-        self.output = self.model(*self.args, **self.kwargs)
-        loss_of(self.output).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def peak(self) -> tuple[int, int]:
-        """The real peak, and the one without the scratch of kernels."""
-        self.output = None
-        watch = Ran() if self.name in WATCHED else contextlib.nullcontext()
-        step = functools.partial(self.step, sgd(self.model.parameters()))
-        with watch:
-            return peaks(step, self.model, (self.args, self.kwargs), self.kernels)
-
-    def train(self) -> list[Tensor]:
-        """Losses and gradients of three steps, and the weights and buffers after them."""
-        self.model.load_state_dict(self.weights)
-        torch.manual_seed(7)
-        optimizer = sgd(self.model.parameters())
-        values: list[Tensor] = []
-        for _ in range(3):
-            loss = loss_of(self.model(*self.args, **self.kwargs))
-            loss.backward()
-            values.append(loss.detach())
-            values += [parameter.grad.clone() for parameter in self.model.parameters() if parameter.grad is not None]
-            optimizer.step()
-            optimizer.zero_grad()
-        # Nothing that follows may draw other numbers either.
-        return [*values, *(value.clone() for value in self.model.state_dict().values()), torch.rand(3)]
-
 
 @pytest.fixture(scope="module", params=NAMES)
 def case(request: pytest.FixtureRequest) -> Case:
@@ -108,13 +43,6 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     return request.node.callspec.params["case"]
-
-
-def check_peak(name: str, predicted: int, real: tuple[int, int]) -> None:
-    highest, settled = real
-    compared = settled if name in WITH_SCRATCH else highest
-    assert abs(compared - predicted) <= TOLERANCE * predicted, (predicted, highest, settled)
-    assert settled <= highest
 
 
 def test_the_peak_of_the_plain_step(case: Case, name: str) -> None:

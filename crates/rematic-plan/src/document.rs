@@ -24,7 +24,7 @@ const START: u64 = 4096;
 const TEXT_LIMIT: u64 = 512 << 20;
 
 /// What is done with an operator's output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
     /// Kept between forward and backward.

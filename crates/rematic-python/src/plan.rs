@@ -115,6 +115,11 @@ impl Plan {
         text.map(|text| text + "\n").map_err(|error| PyRuntimeError::new_err(error.to_string()))
     }
 
+    /// A Python file with a function `apply_plan(model)`, which applies the plan with torch alone.
+    fn to_python(&self) -> String {
+        rematic::plan_python(&self.document)
+    }
+
     /// `fits` (nothing to drop) or `planned`.
     #[getter]
     fn outcome(&self) -> &'static str {

@@ -1,6 +1,9 @@
-//! Renders results as text, JSON and a page of HTML. Pure: the same input gives the same bytes, and nothing is printed here.
+//! Renders results as text, JSON, Python and a page of HTML. Pure: the same input gives the same bytes, and nothing is
+//! printed here.
 
+mod chrome_trace;
 mod comparison;
+mod csv;
 mod device;
 mod explanation;
 mod html;
@@ -11,6 +14,7 @@ mod model;
 mod notebook;
 mod page;
 mod plan;
+mod python;
 mod regions;
 mod residents;
 mod saved;
@@ -20,6 +24,8 @@ mod stats;
 mod style;
 mod table;
 
+pub use self::csv::timeline_csv;
+pub use chrome_trace::ChromeTrace;
 pub use device::{devices_json, devices_text};
 pub use explanation::ExplanationReport;
 pub use milp::MilpReport;
@@ -27,6 +33,7 @@ pub use model::{models_json, models_text};
 pub use notebook::{plan_html, trace_html};
 pub use page::{Page, PlanView};
 pub use plan::{CurvePoint, CurveReport, PlanReport, Verdict};
+pub use python::plan_python;
 pub use saved::{SavedPage, SavedReport};
 pub use stats::StatsReport;
 pub use style::Style;

@@ -37,8 +37,9 @@ pub use rematic_plan::{
     Replayed, ResidentGroup, Solution, StepStats, Together, milp, optimal_policy, resident_groups,
 };
 pub use rematic_report::{
-    CurvePoint, CurveReport, ExplanationReport, MilpReport, PlanReport, SavedPage, SavedReport, StatsReport, Style,
-    Verdict, devices_json, devices_text, models_json, models_text, plan_html, trace_html,
+    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, MilpReport, PlanReport, SavedPage, SavedReport,
+    StatsReport, Style, Verdict, devices_json, devices_text, models_json, models_text, plan_html, plan_python,
+    timeline_csv, trace_html,
 };
 pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
 pub use rematic_tradeoff::{TradeoffError, Tradeoffs};

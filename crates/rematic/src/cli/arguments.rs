@@ -282,6 +282,9 @@ pub(crate) struct PlanArguments {
     /// Write the plan with every decision to a file.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+    /// Print the plan as code that applies it to a PyTorch model, with torch alone.
+    #[arg(long, value_enum, value_name = "LANGUAGE", conflicts_with = "json")]
+    pub(crate) emit: Option<Language>,
 }
 
 #[derive(Args)]
@@ -300,6 +303,16 @@ pub(crate) struct ReplayArguments {
     /// The plan.
     #[arg(long, value_name = "FILE")]
     pub(crate) plan: PathBuf,
+    /// Print the plan as code that applies it to a PyTorch model, with torch alone.
+    #[arg(long, value_enum, value_name = "LANGUAGE", conflicts_with = "json")]
+    pub(crate) emit: Option<Language>,
+}
+
+/// What a plan can be written in.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Language {
+    /// A file with a function apply_plan(model)
+    Python,
 }
 
 #[derive(Args)]
@@ -315,6 +328,12 @@ pub(crate) struct ReportArguments {
     /// Where to write.
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     pub(crate) output: PathBuf,
+    /// Also write the step under the plan for Perfetto or chrome://tracing: operators by phase, and memory.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chrome_trace: Option<PathBuf>,
+    /// Also write the step under the plan as a table: a row per operator, with the memory after it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -1,14 +1,15 @@
 //! The verbs `plan`, `curve` and `replay`.
 
+use std::io::Write;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::arguments::{CurveArguments, LimitArguments, PlanArguments, PlannerName, ReplayArguments};
+use super::arguments::{CurveArguments, Language, LimitArguments, PlanArguments, PlannerName, ReplayArguments};
 use super::{Answer, Failure, Warnings, read, style};
 use crate::{
     Allocator, Bytes, Error, Fit, Limits, Millis, MilpOptions, MilpOutcome, MilpReport, ModuleGraph, PlanAnswer,
-    PlanDocument, Planner, Solution, StepStats, StepTrace, Target, Timeline, Tradeoffs, milp,
+    PlanDocument, Planner, Solution, StepStats, StepTrace, Target, Timeline, Tradeoffs, milp, plan_python,
 };
 
 /// The exit code of a step that cannot be made to fit.
@@ -30,8 +31,24 @@ pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answ
         PlannerName::Exact => Planner::Exact,
     };
     let found = target.plan(&trace, limits(&arguments.limits), planner, arguments.budget)?;
-    write(arguments, (found.fit != Fit::Infeasible).then_some(&found.document), warnings)?;
-    Ok(answer(&found, &trace, arguments.limits.json))
+    let document = (found.fit != Fit::Infeasible).then_some(&found.document);
+    write(arguments, document, warnings)?;
+    Ok(emitted(arguments.emit, document, answer(&found, &trace, arguments.limits.json)))
+}
+
+/// The plan as code in place of the answer in words. Where there is none, the words are no code, and go to the error
+/// stream.
+fn emitted(language: Option<Language>, document: Option<&PlanDocument>, answer: Answer) -> Answer {
+    let text = match (language, document) {
+        (None, _) => answer.text,
+        (Some(Language::Python), Some(document)) => plan_python(document),
+        (Some(Language::Python), None) => {
+            // Nobody is left to tell if this fails.
+            let _ = std::io::stderr().write_all(answer.text.as_bytes());
+            String::new()
+        }
+    };
+    Answer { text, ..answer }
 }
 
 /// Options that only one planner looks at are not ignored in silence.
@@ -129,7 +146,7 @@ fn torch_plan(
     };
     let code = if matches!(outcome, MilpOutcome::Infeasible { .. }) { INFEASIBLE } else { 0 };
     let text = if given.json { report.json() } else { report.text(style(&std::io::stdout())) };
-    Ok(Answer { text, code })
+    Ok(emitted(arguments.emit, written.as_ref().map(|(document, _)| document), Answer { text, code }))
 }
 
 pub(crate) fn curve(arguments: &CurveArguments, warnings: Warnings) -> Result<Answer, Failure> {
@@ -163,7 +180,7 @@ pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
         limits.world_size = document.world_size;
     }
     let found = target.replay(&trace, limits, document)?;
-    let mut answer = answer(&found, &trace, arguments.limits.json);
+    let mut answer = emitted(arguments.emit, Some(&found.document), answer(&found, &trace, arguments.limits.json));
     if found.replayed.peak > found.document.budget_bytes {
         answer.code = INFEASIBLE;
     }

@@ -1,11 +1,15 @@
 //! The verb `report`.
 
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use super::arguments::ReportArguments;
 use super::planning::{INFEASIBLE, limits, progress_bar};
 use super::{Answer, Failure, Warnings, read};
-use crate::{BUILTIN, Error, PageOptions, PlanDocument, SavedPage, Source, StepTrace};
+use crate::{
+    BUILTIN, ChromeTrace, Error, PageAnswer, PageOptions, PlanDocument, SavedPage, Source, StepTrace, timeline_csv,
+};
 
 /// Budgets that the page has plans for.
 const POINTS: usize = 50;
@@ -25,12 +29,28 @@ pub(crate) fn report(arguments: &ReportArguments, warnings: Warnings) -> Result<
     let found = target.page(&trace, limits, options, || bar.inc(1));
     bar.finish_and_clear();
     let found = found?;
-    let path = &arguments.output;
-    std::fs::write(path, &found.html).map_err(|source| Error::Write { path: path.clone(), source })?;
-    let saved = SavedPage { file: path, plan: &found.document };
-    let within = found.document.peak_bytes <= found.document.budget_bytes;
+    let PageAnswer { html, document, recording, costs } = &found;
+    write(&arguments.output, |file| file.write_all(html.as_bytes()))?;
+    if let Some(path) = &arguments.chrome_trace {
+        write(path, |file| ChromeTrace { trace: &trace, costs, recording }.write(file))?;
+    }
+    if let Some(path) = &arguments.csv {
+        write(path, |file| timeline_csv(&trace, costs, recording, file))?;
+    }
+    let saved = SavedPage { file: &arguments.output, plan: document };
+    let within = document.peak_bytes <= document.budget_bytes;
     let text = if arguments.limits.json { saved.json() } else { saved.text() };
     Ok(Answer { text, code: if within { 0 } else { INFEASIBLE } })
+}
+
+/// Writes a file.
+fn write(path: &Path, content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<(), Failure> {
+    let written = File::create(path).and_then(|file| {
+        let mut file = BufWriter::new(file);
+        content(&mut file)?;
+        file.flush()
+    });
+    Ok(written.map_err(|source| Error::Write { path: path.to_owned(), source })?)
 }
 
 /// The step, and the plan to show. A plan for a built-in model is enough for both.

@@ -30,7 +30,7 @@ const showPeak = (parent) => {
 const way = ({ title, how, assumption, peak_bytes: peak, freed_bytes: freed, extra_ms: extra }) =>
   element("li", null, element("strong", null, title),
     element("p", null, element("data", { value: peak }, bytes(peak)), ` (${bytes(freed)} less), ${longer(extra)}`),
-    element("p", null, `${how}.`), element("p", { class: "note" }, `${assumption}.`));
+    element("p", null, `${how[0].toUpperCase()}${how.slice(1)}.`), element("p", { class: "note" }, `${assumption}.`));
 
 const longer = (extra) => {
   if (extra == null) return "time unknown";

@@ -1,0 +1,152 @@
+//! A plan as a Python file that applies it with torch alone.
+//!
+//! Names come from files of others. In the Python file they are literals of printable ASCII, in the code and in comments,
+//! so none of them can end a line or a string.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use rematic_plan::{Choice, PlanDocument, PlannedRegion};
+use rematic_trace::Millis;
+
+const HEAD: &str = include_str!("python/head.py");
+const POLICIES: &str = include_str!("python/policies.py");
+const FOLLOW: &str = include_str!("python/follow.py");
+/// The most characters of a line.
+const WIDTH: usize = 120;
+const INDENT: &str = "    ";
+
+/// A Python file with a function `apply_plan(model)`, which needs nothing but torch.
+#[must_use]
+pub fn plan_python(plan: &PlanDocument) -> String {
+    let mut text = HEAD.to_owned() + "\n" + &about(plan) + POLICIES;
+    let mut policies: HashMap<Vec<(&str, Choice)>, usize> = HashMap::new();
+    let mut places: HashMap<(usize, usize), usize> = HashMap::new();
+    // Regions with one policy, in the order in which the policies come.
+    let mut rows: Vec<(usize, usize, Vec<String>)> = Vec::new();
+    for region in &plan.regions {
+        let decisions = region.policy.iter().map(|op| (op.op.as_str(), op.decision)).collect();
+        let next = policies.len();
+        let policy = *policies.entry(decisions).or_insert(next);
+        if policy == next {
+            text += &policy_list(policy, region);
+        }
+        let row = *places.entry((policy, region.call)).or_insert(rows.len());
+        if row == rows.len() {
+            rows.push((policy, region.call, Vec::new()));
+        }
+        // The first part is the model's class, which sharding changes.
+        let path = region.module.split_once('.').map_or("", |(_, path)| path);
+        rows[row].2.push(literal(path));
+    }
+    text += "\n# A policy, which call in one forward of the model, from 0, and of which modules.\nPLAN = [\n";
+    for (policy, call, paths) in rows {
+        let _ = writeln!(text, "{INDENT}(POLICY_{policy}, {call}, [\n{}{INDENT}]),", wrapped(&paths, 2));
+    }
+    text + "]\n" + FOLLOW
+}
+
+/// What the plan is for, and what it promises.
+fn about(plan: &PlanDocument) -> String {
+    let ascii = |time: Millis| time.to_string().replace('µ', "u");
+    let facts = plan.facts.iter().map(|(name, value)| format!(", {} {}", literal(name), literal(value)));
+    format!(
+        "# The step: {}{}\n# Peak: {} -> {} of {} ({} -> {} of {} bytes)\n\
+         # Recomputing takes {} on top of {} on {}.\n",
+        literal(&plan.source),
+        facts.collect::<String>(),
+        plan.baseline_peak_bytes,
+        plan.peak_bytes,
+        plan.budget_bytes,
+        plan.baseline_peak_bytes.0,
+        plan.peak_bytes.0,
+        plan.budget_bytes.0,
+        ascii(plan.recompute_ms),
+        ascii(plan.step_ms),
+        literal(&plan.device),
+    )
+}
+
+fn policy_list(number: usize, region: &PlannedRegion) -> String {
+    let mut text = format!("POLICY_{number} = [\n");
+    for run in region.policy.chunk_by(|a, b| a.decision == b.decision) {
+        let verb = match run[0].decision {
+            Choice::Save => "save",
+            Choice::Recompute => "recompute",
+        };
+        let names: Vec<String> = run.iter().map(|op| literal(&op.op)).collect();
+        let line = format!("{INDENT}*{verb}({}),\n", names.join(", "));
+        if line.len() <= WIDTH {
+            text += &line;
+        } else {
+            let _ = writeln!(text, "{INDENT}*{verb}(\n{}{INDENT}),", wrapped(&names, 2));
+        }
+    }
+    text + "]\n"
+}
+
+/// Items with commas, in lines of at most [`WIDTH`] where they fit one.
+fn wrapped(items: &[String], depth: usize) -> String {
+    let indent = INDENT.repeat(depth);
+    let mut text = String::new();
+    let mut width = WIDTH;
+    for item in items {
+        if width + item.len() + 2 > WIDTH {
+            text += if text.is_empty() { "" } else { "\n" };
+            text += &indent;
+            width = indent.len();
+        } else {
+            text.push(' ');
+            width += 1;
+        }
+        text += item;
+        text.push(',');
+        width += item.len() + 1;
+    }
+    text + "\n"
+}
+
+/// A Python string literal of printable ASCII.
+fn literal(text: &str) -> String {
+    let mut literal = String::with_capacity(text.len() + 2);
+    literal.push('"');
+    for character in text.chars() {
+        match (character, u32::from(character)) {
+            ('"' | '\\', _) => literal.extend(['\\', character]),
+            (' '..='~', _) => literal.push(character),
+            (_, code @ ..=0xff) => drop(write!(literal, "\\x{code:02x}")),
+            (_, code @ ..=0xffff) => drop(write!(literal, "\\u{code:04x}")),
+            (_, code) => drop(write!(literal, "\\U{code:08x}")),
+        }
+    }
+    literal.push('"');
+    literal
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{INDENT, WIDTH, literal, wrapped};
+
+    #[test]
+    fn literals_are_printable_ascii() {
+        assert_eq!(literal("layers.0.mlp"), "\"layers.0.mlp\"");
+        assert_eq!(literal("\"); import os #"), "\"\\\"); import os #\"");
+        assert_eq!(literal("a\\"), "\"a\\\\\"");
+        assert_eq!(literal("a\nb\r\u{c}\0"), "\"a\\x0ab\\x0d\\x0c\\x00\"");
+        assert_eq!(literal("é\u{202e}\u{2028}🦀"), "\"\\xe9\\u202e\\u2028\\U0001f980\"");
+    }
+
+    #[test]
+    fn lines_are_filled_up_to_the_width() {
+        let names: Vec<String> = (0..100).map(|n| format!("\"layers.{n}\"")).collect();
+        let text = wrapped(&names, 2);
+        assert!(text.lines().all(|line| line.len() <= WIDTH && line.starts_with(&INDENT.repeat(2))), "{text}");
+        assert_eq!(
+            text.split_whitespace().collect::<Vec<_>>(),
+            names.iter().map(|n| format!("{n},")).collect::<Vec<_>>()
+        );
+        assert_eq!(text.lines().count(), 13);
+        let long = "x".repeat(300);
+        assert_eq!(wrapped(&[long.clone(), long.clone()], 1), format!("    {long},\n    {long},\n"));
+    }
+}

@@ -1,0 +1,19 @@
+
+import functools
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+
+def save(*operators):
+    return [(name, True) for name in operators]
+
+
+def recompute(*operators):
+    return [(name, False) for name in operators]
+
+
+# What is done with the operators of a module, in the order in which they run.
