@@ -23,4 +23,13 @@ impl Allocator {
             Allocator::Cpu => requested,
         }
     }
+
+    /// How it counts, as the end of a sentence.
+    #[must_use]
+    pub fn description(self) -> &'static str {
+        match self {
+            Allocator::Cuda => "blocks of 512 bytes, as CUDA's caching allocator hands them out",
+            Allocator::Cpu => "bytes as they are asked for, as on the CPU",
+        }
+    }
 }

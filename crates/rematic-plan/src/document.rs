@@ -18,6 +18,8 @@ pub use error::DocumentError;
 pub const PLAN_FORMAT: &str = "rematic-plan";
 /// The version that is written; all up to it are read.
 pub const PLAN_VERSION: u32 = 1;
+/// How much of a file tells whether it is a plan.
+const START: u64 = 4096;
 /// The most of a file that is read. A plan for the two million operators that a step may have takes half of it.
 const TEXT_LIMIT: u64 = 512 << 20;
 
@@ -124,6 +126,15 @@ impl PlanDocument {
         let failed = |source| DocumentError::Io { action: FileAction::Write, path: path.to_owned(), source };
         let text = serde_json::to_string_pretty(self).map_err(std::io::Error::other).map_err(failed)?;
         std::fs::write(path, text + "\n").map_err(failed)
+    }
+
+    /// Whether a file looks like a plan: a JSON object whose beginning names the format.
+    #[must_use]
+    pub fn recognizes(path: &Path) -> bool {
+        let mut start = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(START).read_to_end(&mut start));
+        let start = String::from_utf8_lossy(&start);
+        read.is_ok() && start.trim_start().starts_with('{') && start.contains(&format!("\"{PLAN_FORMAT}\""))
     }
 
     /// Reads a document. Whether it fits a step is seen by [`PlanDocument::checkpoints`].

@@ -181,6 +181,12 @@ impl<'a> Problem<'a> {
         Ok(problem)
     }
 
+    /// The step.
+    #[must_use]
+    pub fn trace(&self) -> &'a StepTrace {
+        self.trace
+    }
+
     /// The step without any checkpointing.
     #[must_use]
     pub fn baseline(&self) -> &Replayed {

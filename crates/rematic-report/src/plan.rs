@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
-use crate::regions::{self, RegionJson, Row, place, policy};
+use crate::regions::{self, RegionJson, place, policy};
 use crate::style::{Style, Tone};
 use crate::table::{Column, Table};
 
@@ -161,29 +161,27 @@ impl PlanReport<'_> {
         let place = place(self.trace, at);
         let _ = writeln!(text, "{fits}: peak {} -> {} of {}{place}.", self.baseline, plan.peak_bytes, self.budget);
         let share = plan.recompute_ms.0 / self.step.0.max(f64::MIN_POSITIVE) * 100.0;
-        let gap = (plan.recompute_ms.0 / plan.lower_bound_ms.0.max(f64::MIN_POSITIVE) - 1.0).max(0.0) * 100.0;
-        let quality = if plan.lower_bound_ms.0 <= 0.0 && plan.recompute_ms.0 > 0.0 {
-            "how much less is possible is not known".to_owned()
-        } else if plan.peak_bytes > self.budget {
-            "it is not within the budget".to_owned()
-        } else if gap < 0.005 {
-            "no plan takes less".to_owned()
-        } else {
-            format!("at most {gap:.2} % above the best plan")
-        };
+        let quality = quality(plan);
         let _ = writeln!(
             text,
             "Recomputing takes {} on top of {} ({share:.2} %); {quality}.\n",
             plan.recompute_ms, self.step
         );
-        let rows = plan.regions.iter().map(|region| Row {
-            module: &region.module,
-            freed: region.freed_bytes,
-            discard: format!("{:.0} %", region.discard * 100.0),
-            recompute: region.recompute_ms,
-            region: Some(region),
-        });
-        *text += &regions::table(rows, style);
+        *text += &regions::table(regions::rows(plan), style);
+    }
+}
+
+/// How near a plan is to the best one.
+pub(crate) fn quality(plan: &PlanDocument) -> String {
+    let gap = (plan.recompute_ms.0 / plan.lower_bound_ms.0.max(f64::MIN_POSITIVE) - 1.0).max(0.0) * 100.0;
+    if plan.lower_bound_ms.0 <= 0.0 && plan.recompute_ms.0 > 0.0 {
+        "how much less is possible is not known".to_owned()
+    } else if plan.peak_bytes > plan.budget_bytes {
+        "it is not within the budget".to_owned()
+    } else if gap < 0.005 {
+        "no plan takes less".to_owned()
+    } else {
+        format!("at most {gap:.2} % above the best plan")
     }
 }
 

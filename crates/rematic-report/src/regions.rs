@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 
 use rematic_memory::Ran;
-use rematic_plan::{Choice, PlannedRegion};
+use rematic_plan::{Choice, PlanDocument, PlannedRegion};
 use rematic_trace::{Bytes, Millis, StepTrace, any_layer};
 use serde::Serialize;
 
@@ -50,8 +50,21 @@ pub(crate) struct Row<'a> {
     pub(crate) region: Option<&'a PlannedRegion>,
 }
 
-/// The regions, equal ones of equal layers in one row.
-pub(crate) fn table<'a>(regions: impl Iterator<Item = Row<'a>>, style: Style) -> String {
+/// Regions that are alike but for the layer that they belong to.
+#[derive(Serialize)]
+pub(crate) struct Kind {
+    /// The modules.
+    pub(crate) name: String,
+    pub(crate) count: usize,
+    /// Of each.
+    pub(crate) frees: String,
+    pub(crate) discards: String,
+    pub(crate) recomputes: String,
+    pub(crate) saves: String,
+}
+
+/// The regions, equal ones of equal layers as one.
+pub(crate) fn kinds<'a>(regions: impl Iterator<Item = Row<'a>>) -> Vec<Kind> {
     let mut rows: Vec<([String; 5], Vec<&str>)> = Vec::new();
     let mut places = HashMap::new();
     for row in regions {
@@ -68,7 +81,32 @@ pub(crate) fn table<'a>(regions: impl Iterator<Item = Row<'a>>, style: Style) ->
         });
         rows[index].1.push(row.module);
     }
-    if rows.is_empty() {
+    let kind = |([_, frees, discards, recomputes, saves], modules): ([String; 5], Vec<&str>)| Kind {
+        name: layers(&modules),
+        count: modules.len(),
+        frees,
+        discards,
+        recomputes,
+        saves,
+    };
+    rows.into_iter().map(kind).collect()
+}
+
+/// A plan's regions as rows.
+pub(crate) fn rows(plan: &PlanDocument) -> impl Iterator<Item = Row<'_>> {
+    plan.regions.iter().map(|region| Row {
+        module: &region.module,
+        freed: region.freed_bytes,
+        discard: format!("{:.0} %", region.discard * 100.0),
+        recompute: region.recompute_ms,
+        region: Some(region),
+    })
+}
+
+/// The regions as text.
+pub(crate) fn table<'a>(regions: impl Iterator<Item = Row<'a>>, style: Style) -> String {
+    let kinds = kinds(regions);
+    if kinds.is_empty() {
         return "Nothing is checkpointed.\n".to_owned();
     }
     let mut table = Table::new([
@@ -79,10 +117,10 @@ pub(crate) fn table<'a>(regions: impl Iterator<Item = Row<'a>>, style: Style) ->
         Column::number("recomputes"),
         Column::text("saves").wrap().leave_out(0),
     ]);
-    let more = rows.len().saturating_sub(ROWS);
-    for ([_, freed, discard, time, saved], modules) in rows.into_iter().take(ROWS) {
-        let count = if modules.len() > 1 { format!("{}×", modules.len()) } else { String::new() };
-        table.row([layers(&modules), count, freed, discard, time, saved]);
+    let more = kinds.len().saturating_sub(ROWS);
+    for kind in kinds.into_iter().take(ROWS) {
+        let count = if kind.count > 1 { format!("{}×", kind.count) } else { String::new() };
+        table.row([kind.name, count, kind.frees, kind.discards, kind.recomputes, kind.saves]);
     }
     let mut text = table.render(style);
     if more > 0 {
@@ -94,7 +132,6 @@ pub(crate) fn table<'a>(regions: impl Iterator<Item = Row<'a>>, style: Style) ->
 /// Modules that differ in their positions in lists: `layers.0-6,8.mlp`. Where more than one position differs, they are left
 /// open.
 fn layers(modules: &[&str]) -> String {
-    let inner = |path: &'_ str| path.split_once('.').map_or(path, |(_, inner)| inner).to_owned();
     let parts: Vec<Vec<String>> =
         modules.iter().map(|path| inner(path).split('.').map(str::to_owned).collect()).collect();
     let Some(first) = parts.first() else { return String::new() };
@@ -119,6 +156,11 @@ fn layers(modules: &[&str]) -> String {
     let listed = if runs.len() > RUNS { "*".to_owned() } else { runs.join(",") };
     let named = |(at, part): (usize, &String)| if at == places[0] { listed.clone() } else { part.clone() };
     first.iter().enumerate().map(named).collect::<Vec<_>>().join(".")
+}
+
+/// A module's name as it is called in code: without the root's, unless it is the root.
+pub(crate) fn inner(path: &str) -> &str {
+    path.split_once('.').map_or(path, |(_, inner)| inner)
 }
 
 /// The operators that a region saves, each name once.

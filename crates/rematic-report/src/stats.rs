@@ -6,6 +6,7 @@ use rematic_plan::{Baseline, ModuleStats, StepStats};
 use rematic_trace::{Bytes, Category, Dtype, ModuleId, Op, Phase, StepTrace, any_layer};
 use serde::Serialize;
 
+use crate::holder;
 use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::shorten::{Shorten, unbroken};
@@ -160,21 +161,11 @@ impl StatsReport<'_> {
             "{} operators, {} modules, {} parameters",
             self.trace.ops().len(),
             self.stats.modules.len(),
-            thousands(self.parameter_count())
+            thousands(parameter_count(self.trace))
         );
         text += &style.sentence(&Sentence { lead: ("", Tone::Plain), head: &size, gap: "", tail: ("", Tone::Plain) });
         text.push('\n');
         text
-    }
-
-    /// Elements of all parameters; tied ones count once. Saturates: an expanded parameter has more elements than bytes.
-    fn parameter_count(&self) -> u64 {
-        let mut parameters: Vec<_> =
-            self.trace.modules().iter().flat_map(|module| &module.parameters).map(|p| (p.storage, p.layout)).collect();
-        parameters.sort_unstable();
-        parameters.dedup_by_key(|(storage, _)| *storage);
-        let elements = parameters.iter().map(|(_, layout)| self.trace.layouts()[layout.index()].elements());
-        elements.fold(0, u64::saturating_add)
     }
 
     fn peak(&self, style: Style) -> String {
@@ -266,19 +257,8 @@ impl StatsReport<'_> {
     }
 
     fn holders(&self, resident: &Resident) -> String {
-        let saved = resident.saved_by.first().map(|op| {
-            let more = match resident.saved_by.len() - 1 {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            format!("autograd for {}{more}", short(self.trace.op_name(self.trace.op(*op))))
-        });
-        let owner = match resident.category {
-            Category::Parameter | Category::Buffer => "the model",
-            Category::Optimizer => "the optimizer",
-            Category::Other => "the caller",
-            _ => "a variable",
-        };
+        let saved = holder::autograd(self.trace, &resident.saved_by);
+        let owner = holder::owner(resident.category);
         match (resident.held, saved) {
             (true, Some(saved)) if resident.category == Category::Activation => format!("{owner}, {saved}"),
             (true, _) => owner.to_owned(),
@@ -365,8 +345,18 @@ struct Group {
     total: Bytes,
 }
 
+/// Elements of all parameters; tied ones count once. Saturates: an expanded parameter has more elements than bytes.
+pub(crate) fn parameter_count(trace: &StepTrace) -> u64 {
+    let mut parameters: Vec<_> =
+        trace.modules().iter().flat_map(|module| &module.parameters).map(|p| (p.storage, p.layout)).collect();
+    parameters.sort_unstable();
+    parameters.dedup_by_key(|(storage, _)| *storage);
+    let elements = parameters.iter().map(|(_, layout)| trace.layouts()[layout.index()].elements());
+    elements.fold(0, u64::saturating_add)
+}
+
 /// A fact about the step; the element type, which the trace has as its file does, as the options spell it.
-fn fact(name: &str, value: &str) -> String {
+pub(crate) fn fact(name: &str, value: &str) -> String {
     match value.parse::<Dtype>() {
         Ok(dtype) if name == "dtype" => format!("{name} {}", Element(dtype)),
         _ => format!("{name} {value}"),
@@ -379,7 +369,7 @@ pub(crate) fn short(name: &str) -> &str {
 }
 
 /// 35,418,624 as "35.4 M".
-fn thousands(count: u64) -> String {
+pub(crate) fn thousands(count: u64) -> String {
     let mut value = count as f64;
     let mut unit = "";
     for larger in ["k", "M", "B", "T"] {

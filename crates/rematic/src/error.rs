@@ -58,6 +58,31 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// A plan alone does not say what its model does.
+    #[error(
+        "{} is a plan for `{model}`, which is not a built-in model; give its trace, and the plan with --plan {}",
+        path.display(), path.display()
+    )]
+    PlanWithoutModel {
+        /// The plan.
+        path: PathBuf,
+        /// What it is for.
+        model: String,
+    },
+    /// A plan in place of a model, and another plan.
+    #[error("{} is a plan itself; drop --plan, or give a model or a trace", path.display())]
+    TwoPlans {
+        /// The first plan.
+        path: PathBuf,
+    },
+    /// A report cannot be written.
+    #[error("cannot write {}: {source}; choose another file", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// An option that only a model takes was given with a saved trace.
     #[error("{} is a saved trace, which has its sizes already; drop {option}, or trace the model again with it", path.display())]
     OptionsForTrace {

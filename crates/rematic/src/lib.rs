@@ -19,23 +19,25 @@
 #[cfg(feature = "cli")]
 pub mod cli;
 mod error;
+mod page;
 mod planning;
 mod source;
 mod target;
 
 pub use error::Error;
+pub use page::{PageAnswer, PageOptions};
 pub use planning::{CurveAnswer, Fit, PlanAnswer, Planner};
 pub use rematic_cost::{CostError, CostRule, CostTable, Costs, Device, Devices, Measured, Signature, Signatures};
 pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
-pub use rematic_memory::{Allocator, Timeline};
+pub use rematic_memory::{Allocator, Recording, Timeline};
 pub use rematic_plan::{
     Baseline, Cancel, DocumentError, Infeasible, Limits, MilpOptions, MilpOutcome, ModuleGraph, ModuleStats, Outcome,
     PlanDocument, PlanError, Problem, Replayed, Solution, StepStats, milp, optimal_policy,
 };
 pub use rematic_report::{
-    CurvePoint, CurveReport, MilpReport, PlanReport, SavedReport, StatsReport, Style, Verdict, devices_json,
-    devices_text, models_json, models_text, plan_python,
+    ChromeTrace, CurvePoint, CurveReport, MilpReport, PlanReport, SavedReport, StatsReport, Style, Verdict,
+    devices_json, devices_text, models_json, models_text, plan_python, timeline_csv,
 };
 pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
 pub use rematic_tradeoff::{TradeoffError, Tradeoffs};

@@ -150,14 +150,19 @@ impl Target {
     pub fn replay(&self, trace: &StepTrace, limits: Limits, document: PlanDocument) -> Result<PlanAnswer, Error> {
         let costs = self.costs(trace)?;
         let problem = self.problem(trace, &costs, limits)?;
-        let checkpoints = document.checkpoints(trace, problem.regions())?;
-        let replayed = problem.replay(&checkpoints);
-        let bound = problem.lower_bound(document.budget_bytes).unwrap_or(Millis(0.0));
-        let lower_bound = Millis(bound.0.min(replayed.recompute.0));
-        let solution = Solution { checkpoints, replayed, lower_bound };
+        let solution = Self::replayed(&problem, &document, document.budget_bytes)?;
         let document = PlanDocument::new(&problem, &solution, document.budget_bytes, &self.device.name);
         let replayed = solution.replayed;
         Ok(answer(Fit::Planned, document, replayed, &costs))
+    }
+
+    /// A plan from a document, with what the replay says about it here.
+    pub(crate) fn replayed(problem: &Problem<'_>, document: &PlanDocument, budget: Bytes) -> Result<Solution, Error> {
+        let checkpoints = document.checkpoints(problem.trace(), problem.regions())?;
+        let replayed = problem.replay(&checkpoints);
+        let bound = problem.lower_bound(budget).unwrap_or(Millis(0.0));
+        let lower_bound = Millis(bound.0.min(replayed.recompute.0));
+        Ok(Solution { checkpoints, replayed, lower_bound })
     }
 
     pub(crate) fn problem<'a>(

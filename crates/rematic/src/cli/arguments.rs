@@ -28,6 +28,9 @@ pub(crate) enum Verb {
     /// Replay a step under a saved plan, and check that the plan is for this model.
     #[command(after_help = "Example: rematic replay seed-transformer --plan plan.json")]
     Replay(ReplayArguments),
+    /// Write one HTML page that shows the step, its peak, its plan and the plans for other budgets.
+    #[command(after_help = "Example: rematic report llama-3-8b --budget 70GiB -o report.html")]
+    Report(ReportArguments),
     /// List the devices that the cost model knows.
     #[command(after_help = "Example: rematic devices --device-file my-devices.toml")]
     Devices(DevicesArguments),
@@ -99,6 +102,23 @@ fn probability(text: &str) -> Result<f64, String> {
 }
 
 impl SourceArguments {
+    /// The options, with those that are not given as a plan's facts have them.
+    pub(crate) fn options_like(&self, facts: &[(String, String)]) -> Options {
+        let fact = |name: &str| facts.iter().find(|(fact, _)| fact == name).map(|(_, value)| value.as_str());
+        fn named<T: ValueEnum>(name: Option<&str>) -> Option<T> {
+            T::from_str(name?, false).ok()
+        }
+        let given = self.options();
+        Options {
+            batch: given.batch.or_else(|| fact("batch")?.parse().ok()),
+            seq: given.seq.or_else(|| fact("seq")?.parse().ok()),
+            dtype: given.dtype.or_else(|| fact("dtype")?.parse().ok()),
+            optimizer: given.optimizer.or_else(|| named::<OptimizerName>(fact("optimizer")).map(Optimizer::from)),
+            attention: given.attention.or_else(|| named::<AttentionName>(fact("attention")).map(AttentionKernel::from)),
+            ..given
+        }
+    }
+
     pub(crate) fn options(&self) -> Options {
         Options {
             batch: self.batch,
@@ -254,6 +274,27 @@ pub(crate) struct ReplayArguments {
 pub(crate) enum Language {
     /// A file with a function apply_plan(model)
     Python,
+}
+
+#[derive(Args)]
+pub(crate) struct ReportArguments {
+    #[command(flatten)]
+    pub(crate) limits: LimitArguments,
+    /// The most memory that may be in use: 38GiB, 40GB or bytes [default: the plan's, or what the device has]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) budget: Option<Bytes>,
+    /// Show this plan in place of the planner's.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plan: Option<PathBuf>,
+    /// Where to write.
+    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+    pub(crate) output: PathBuf,
+    /// Also write the step under the plan as a trace for Perfetto and chrome://tracing.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chrome_trace: Option<PathBuf>,
+    /// Also write the step under the plan as a table: a row per operator, with the memory after it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

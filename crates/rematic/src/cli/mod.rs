@@ -2,6 +2,7 @@
 
 mod arguments;
 mod planning;
+mod report;
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -33,6 +34,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Verb::Plan(arguments) => planning::plan(arguments),
         Verb::Curve(arguments) => planning::curve(arguments),
         Verb::Replay(arguments) => planning::replay(arguments),
+        Verb::Report(arguments) => report::report(arguments),
         Verb::Devices(arguments) => devices(arguments).map(Answer::done),
         Verb::Models { json } => models(*json).map(Answer::done),
     };

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The exit code of a step that cannot be made to fit.
-const INFEASIBLE: u8 = 3;
+pub(crate) const INFEASIBLE: u8 = 3;
 
 pub(crate) fn plan(arguments: &PlanArguments) -> Result<Answer, Failure> {
     if arguments.budget == Bytes(0) {
@@ -50,7 +50,7 @@ fn emitted(language: Option<Language>, document: Option<&PlanDocument>, answer: 
     Answer { text, ..answer }
 }
 
-fn warn(warning: &str) {
+pub(crate) fn warn(warning: &str) {
     // Nobody is left to tell if this fails.
     let _ = writeln!(std::io::stderr(), "warning: {warning}");
 }
@@ -66,7 +66,7 @@ fn write(arguments: &PlanArguments, document: Option<&PlanDocument>) -> Result<(
     Ok(())
 }
 
-fn limits(arguments: &LimitArguments) -> Limits {
+pub(crate) fn limits(arguments: &LimitArguments) -> Limits {
     Limits {
         world_size: arguments.world_size.unwrap_or(1).into(),
         only: arguments.only.clone(),
@@ -145,7 +145,7 @@ pub(crate) fn curve(arguments: &CurveArguments) -> Result<Answer, Failure> {
 }
 
 /// On a terminal only.
-fn progress_bar(steps: u64) -> ProgressBar {
+pub(crate) fn progress_bar(steps: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:30} {pos} of {len} budgets, {eta} left");
     let bar = ProgressBar::new(steps);
     style.map_or(ProgressBar::hidden(), |style| bar.with_style(style))

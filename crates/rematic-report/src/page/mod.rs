@@ -1,0 +1,261 @@
+//! One HTML file that shows a step, its memory and its plans, and needs nothing else.
+//!
+//! The page is fixed; what it shows is a JSON document in it. Names from a trace are never part of the markup: the document
+//! has no `<`, and the scripts only ever set text.
+
+mod columns;
+mod step;
+
+use std::collections::HashSet;
+
+use rematic_cost::{Costs, Device};
+use rematic_memory::{Allocator, Checkpoint, Recording, Regions};
+use rematic_plan::{Choice, PlanDocument, PlannedRegion};
+use rematic_trace::{Bytes, Category, Millis, Module, Phase, StepTrace};
+use serde::Serialize;
+
+use crate::regions::{self, Kind};
+use crate::{plan, stats};
+use step::{Ops, Outline, Step, Table};
+
+const HTML: &str = include_str!("web/page.html");
+const STYLE: &str = include_str!("web/page.css");
+const SCRIPT: &str = concat!(
+    "\"use strict\";\n(() => {\n",
+    include_str!("web/format.js"),
+    include_str!("web/element.js"),
+    include_str!("web/data.js"),
+    include_str!("web/memory.js"),
+    include_str!("web/alive.js"),
+    include_str!("web/curve.js"),
+    include_str!("web/modules.js"),
+    include_str!("web/main.js"),
+    "})();\n",
+);
+
+/// Everything that the page shows.
+pub struct Page<'a> {
+    /// The step.
+    pub trace: &'a StepTrace,
+    /// Its time.
+    pub costs: &'a Costs,
+    /// Its regions.
+    pub regions: &'a Regions,
+    /// The device that the time is for.
+    pub device: &'a Device,
+    /// How memory is rounded.
+    pub allocator: Allocator,
+    /// The step as it is.
+    pub plain: &'a Recording,
+    /// The plan for the budget; without regions if the step fits as it is. If no plan fits, the one with the lowest peak.
+    pub chosen: (&'a PlanDocument, &'a [Checkpoint], &'a Recording),
+    /// Plans for other budgets, the largest budget first.
+    pub curve: Vec<PlanView>,
+}
+
+/// A plan, as far as the page shows it.
+pub struct PlanView {
+    budget_bytes: Bytes,
+    peak_bytes: Bytes,
+    recompute_ms: Millis,
+    lower_bound_ms: Millis,
+    quality: String,
+    kinds: Vec<Kind>,
+    regions: Vec<RegionView>,
+    outline: Outline,
+}
+
+struct RegionView {
+    module: usize,
+    /// Its first operator.
+    start: usize,
+    freed_bytes: Bytes,
+    recompute_ms: Millis,
+    /// For each of its operators `s` (saved) or `r` (recomputed).
+    policy: String,
+}
+
+impl PlanView {
+    /// The plan's document, the same as checkpoints, and the step under it.
+    #[must_use]
+    pub fn new(document: &PlanDocument, checkpoints: &[Checkpoint], regions: &Regions, recording: &Recording) -> Self {
+        let view = |(planned, checkpoint): (&PlannedRegion, &Checkpoint)| {
+            let region = &regions.all()[checkpoint.region];
+            let decision = |choice: Choice| if choice == Choice::Save { 's' } else { 'r' };
+            RegionView {
+                module: region.module.index(),
+                start: region.ops.start,
+                freed_bytes: planned.freed_bytes,
+                recompute_ms: planned.recompute_ms,
+                policy: planned.policy.iter().map(|op| decision(op.decision)).collect(),
+            }
+        };
+        PlanView {
+            budget_bytes: document.budget_bytes,
+            peak_bytes: document.peak_bytes,
+            recompute_ms: document.recompute_ms,
+            lower_bound_ms: document.lower_bound_ms,
+            quality: plan::quality(document),
+            kinds: regions::kinds(regions::rows(document)),
+            regions: document.regions.iter().zip(checkpoints).map(view).collect(),
+            outline: Outline::new(recording),
+        }
+    }
+
+    fn json(&self, policies: &mut Table<String>) -> PlanJson<'_> {
+        let region = |region: &RegionView| {
+            let RegionView { module, start, freed_bytes, recompute_ms, policy } = region;
+            (*module, *start, *freed_bytes, *recompute_ms, policies.number(policy.clone()))
+        };
+        PlanJson {
+            budget_bytes: self.budget_bytes,
+            peak_bytes: self.peak_bytes,
+            recompute_ms: self.recompute_ms,
+            lower_bound_ms: self.lower_bound_ms,
+            quality: &self.quality,
+            kinds: &self.kinds,
+            regions: self.regions.iter().map(region).collect(),
+            outline: &self.outline,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    model: &'a str,
+    version: &'a str,
+    facts: Vec<String>,
+    assumptions: Vec<String>,
+    device: &'a str,
+    device_bytes: Bytes,
+    world_size: u64,
+    parameters: String,
+    baseline_peak_bytes: Bytes,
+    step_ms: Millis,
+    phase_ms: [Millis; 3],
+    categories: [String; Category::ALL.len()],
+    /// Names, classes and parents (from 1; 0 is none).
+    modules: Vec<(&'a str, &'a str, usize)>,
+    /// How many of them run.
+    called: usize,
+    ops: Ops,
+    plain: Step,
+    planned: Option<Step>,
+    /// Policies that the regions of all plans refer to.
+    policies: Vec<String>,
+    chosen: PlanJson<'a>,
+    curve: Vec<PlanJson<'a>>,
+}
+
+/// A [`PlanView`] whose policies are numbers.
+#[derive(Serialize)]
+struct PlanJson<'a> {
+    budget_bytes: Bytes,
+    peak_bytes: Bytes,
+    recompute_ms: Millis,
+    lower_bound_ms: Millis,
+    quality: &'a str,
+    kinds: &'a [Kind],
+    /// Module, first operator, bytes freed, time of recomputation, number of the policy.
+    regions: Vec<(usize, usize, Bytes, Millis, u64)>,
+    outline: &'a Outline,
+}
+
+impl Page<'_> {
+    /// The file.
+    #[must_use]
+    pub fn html(&self) -> String {
+        // In a script `<` could end it; in JSON it only ever stands in texts.
+        let (document, checkpoints, recording) = self.chosen;
+        let chosen = PlanView::new(document, checkpoints, self.regions, recording);
+        let data = crate::json::line(&self.document(&chosen)).replace('<', "\\u003c");
+        let title = escaped(&format!("{}: memory of a training step", self.trace.model));
+        let mut html = String::with_capacity(HTML.len() + STYLE.len() + SCRIPT.len() + data.len());
+        // Each mark stands in the page once, and what replaces one is not looked at again.
+        let mut rest = HTML;
+        for (mark, text) in
+            [("{{title}}", title.as_str()), ("{{style}}", STYLE), ("{{data}}", &data), ("{{script}}", SCRIPT)]
+        {
+            let (before, after) = rest.split_once(mark).unwrap_or((rest, ""));
+            html += before;
+            html += text;
+            rest = after;
+        }
+        html + rest
+    }
+
+    fn document<'b>(&'b self, chosen: &'b PlanView) -> Document<'b> {
+        let (document, checkpoints, recording) = self.chosen;
+        let trace = self.trace;
+        let mut policies = Table::new();
+        let chosen = chosen.json(&mut policies);
+        let curve = self.curve.iter().map(|plan| plan.json(&mut policies)).collect();
+        let module = |module: &'b Module| {
+            let parent = module.parent.map_or(0, |parent| parent.index() + 1);
+            (module.name.as_str(), module.class.as_str(), parent)
+        };
+        Document {
+            model: &trace.model,
+            version: env!("CARGO_PKG_VERSION"),
+            facts: trace.facts.iter().map(|(name, value)| stats::fact(name, value)).collect(),
+            assumptions: self.assumptions(),
+            device: &self.device.product,
+            device_bytes: self.device.memory,
+            world_size: document.world_size,
+            parameters: stats::thousands(stats::parameter_count(trace)),
+            baseline_peak_bytes: document.baseline_peak_bytes,
+            step_ms: self.costs.step().time,
+            phase_ms: [Phase::Forward, Phase::Backward, Phase::Optimizer].map(|phase| self.costs.total(phase).time),
+            categories: Category::ALL.map(|category| category.to_string()),
+            modules: trace.modules().iter().map(module).collect(),
+            called: trace.calls().iter().map(|call| call.module).collect::<HashSet<_>>().len(),
+            ops: Ops::new(trace, self.costs),
+            plain: Step::new(trace, self.regions, &[], self.plain),
+            planned: (!checkpoints.is_empty()).then(|| Step::new(trace, self.regions, checkpoints, recording)),
+            policies: policies.into_values(),
+            chosen,
+            curve,
+        }
+    }
+
+    /// What the numbers stand on.
+    fn assumptions(&self) -> Vec<String> {
+        let times = match self.costs.measurements() {
+            Some(measured) => format!("Times: {measured}; the rest by the physical rule."),
+            None => format!("Times by the {} rule, from the data sheet of {}.", self.costs.rule(), self.device.product),
+        };
+        let mut assumptions = vec![
+            format!("Memory is what tensors take, in {}.", self.allocator.description()),
+            "The step is one of many: what the optimizer keeps is there from the start.".to_owned(),
+            "Not counted: what the driver and libraries take for themselves, fragmentation, buffers of collectives."
+                .to_owned(),
+            times,
+            "A plan is replayed by the rule of PyTorch's selective checkpointing; its peak is what that replay says."
+                .to_owned(),
+        ];
+        let (document, ..) = self.chosen;
+        if document.world_size > 1 {
+            assumptions.push(format!(
+                "Parameters, gradients and optimizer state are spread evenly over {} devices.",
+                document.world_size
+            ));
+        }
+        assumptions
+    }
+}
+
+/// Text that is not markup.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped += "&amp;",
+            '<' => escaped += "&lt;",
+            '>' => escaped += "&gt;",
+            '"' => escaped += "&quot;",
+            '\'' => escaped += "&#39;",
+            _ => escaped.push(character),
+        }
+    }
+    escaped
+}

@@ -1,0 +1,254 @@
+//! A recorded step, in columns.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use rematic_cost::Costs;
+use rematic_memory::{Checkpoint, Life, Recording, Regions};
+use rematic_trace::{Bytes, Category, ModuleId, OpId, Phase, StepTrace, StorageId};
+use serde::Serialize;
+
+use super::columns::Column;
+use crate::holder;
+use crate::regions::inner;
+
+/// How many points of a step under a plan the page holds where it does not hold all.
+const POINTS: usize = 480;
+
+/// Values that repeat, each once, by number.
+pub(crate) struct Table<T> {
+    values: Vec<T>,
+    numbers: HashMap<T, usize>,
+}
+
+impl<T: Clone + Eq + Hash> Table<T> {
+    pub(crate) fn new() -> Self {
+        Table { values: Vec::new(), numbers: HashMap::new() }
+    }
+
+    pub(crate) fn number(&mut self, value: T) -> u64 {
+        let next = self.values.len();
+        let number = *self.numbers.entry(value).or_insert_with_key(|value| {
+            self.values.push(value.clone());
+            next
+        });
+        number as u64
+    }
+
+    pub(crate) fn into_values(self) -> Vec<T> {
+        self.values
+    }
+}
+
+/// The operators of the trace.
+#[derive(Serialize)]
+pub(crate) struct Ops {
+    count: usize,
+    name: Column,
+    /// From 1; 0 is none.
+    module: Column,
+    phase: Column,
+    time: Column,
+    names: Vec<String>,
+    /// The different times, in milliseconds.
+    times: Vec<f64>,
+}
+
+impl Ops {
+    pub(crate) fn new(trace: &StepTrace, costs: &Costs) -> Self {
+        let (mut name, mut module, mut phase, mut time) =
+            (Column::default(), Column::default(), Column::default(), Column::default());
+        let mut times = Table::new();
+        for (index, op) in trace.ops().iter().enumerate() {
+            name.push(op.name.index() as u64);
+            module.push_difference(trace.module_of(op).map_or(0, |module| module.index() as u64 + 1));
+            phase.push(match op.phase {
+                Phase::Forward => 0,
+                Phase::Backward => 1,
+                Phase::Optimizer => 2,
+            });
+            time.push(times.number(costs.time(OpId::new(index)).0.to_bits()));
+        }
+        let times = times.into_values().into_iter().map(f64::from_bits).collect();
+        Ops { count: trace.ops().len(), name, module, phase, time, names: trace.names().to_vec(), times }
+    }
+}
+
+/// What runs, and what lives from when to when.
+#[derive(Serialize)]
+pub(crate) struct Step {
+    runs: usize,
+    /// Operators as they run; twice the number, and one more if it runs again.
+    run: Column,
+    lives: usize,
+    from: Column,
+    /// How many moments it lives.
+    length: Column,
+    /// For how many of them, at the end, no ordinary reference is left.
+    unheld: Column,
+    /// The operator that makes it, from 1; 0 is none.
+    maker: Column,
+    /// The module that owns what is there before the step, from 1.
+    owner: Column,
+    bytes: Column,
+    /// Twice the category, and one more if it is made anew.
+    kind: Column,
+    /// While there is a reference.
+    held_by: Column,
+    /// When there is none any more.
+    kept_by: Column,
+    sizes: Vec<Bytes>,
+    holders: Vec<String>,
+}
+
+impl Step {
+    pub(crate) fn new(trace: &StepTrace, regions: &Regions, checkpoints: &[Checkpoint], recording: &Recording) -> Self {
+        let owners = owners(trace);
+        let savers = savers(trace);
+        let kept = Kept::new(trace, regions, checkpoints);
+        let mut step = Step {
+            runs: recording.runs.len(),
+            run: Column::default(),
+            lives: recording.lives.len(),
+            from: Column::default(),
+            length: Column::default(),
+            unheld: Column::default(),
+            maker: Column::default(),
+            owner: Column::default(),
+            bytes: Column::default(),
+            kind: Column::default(),
+            held_by: Column::default(),
+            kept_by: Column::default(),
+            sizes: Vec::new(),
+            holders: Vec::new(),
+        };
+        for ran in &recording.runs {
+            step.run.push_difference(2 * ran.op.index() as u64 + u64::from(ran.again));
+        }
+        let (mut sizes, mut holders) = (Table::new(), Table::new());
+        for life in &recording.lives {
+            let maker = trace.storages()[life.storage.index()].birth;
+            step.from.push_difference(life.from.into());
+            step.length.push((life.until - life.from).into());
+            step.unheld.push((life.until - life.held_until).into());
+            step.maker.push_difference(maker.map_or(0, |op| op.index() as u64 + 1));
+            let owner = owners[life.storage.index()].filter(|_| maker.is_none());
+            step.owner.push(owner.map_or(0, |module| module.index() as u64 + 1));
+            step.bytes.push(sizes.number(life.bytes));
+            step.kind.push(2 * life.category as u64 + u64::from(life.again));
+            step.held_by.push(holders.number(holder::owner(life.category).to_owned()));
+            step.kept_by.push(holders.number(kept.by(trace, life, &savers[life.storage.index()])));
+        }
+        step.sizes = sizes.into_values();
+        step.holders = holders.into_values();
+        step
+    }
+}
+
+/// For every storage, the first module that has it as a parameter or buffer.
+fn owners(trace: &StepTrace) -> Vec<Option<ModuleId>> {
+    let mut owners = vec![None; trace.storages().len()];
+    for (index, module) in trace.modules().iter().enumerate() {
+        for parameter in module.parameters.iter().chain(&module.buffers) {
+            owners[parameter.storage.index()].get_or_insert(ModuleId::new(index));
+        }
+    }
+    owners
+}
+
+/// For every storage, the operators that save it.
+fn savers(trace: &StepTrace) -> Vec<Vec<OpId>> {
+    let mut savers: Vec<Vec<OpId>> = vec![Vec::new(); trace.storages().len()];
+    for (index, op) in trace.ops().iter().enumerate() {
+        for tensor in trace.saves(op) {
+            let savers = &mut savers[tensor.storage.index()];
+            if savers.last() != Some(&OpId::new(index)) {
+                savers.push(OpId::new(index));
+            }
+        }
+    }
+    savers
+}
+
+/// Why a storage that nothing refers to is there, under a plan.
+struct Kept {
+    /// For every operator, the module of the checkpointed region that it is in, and whether its output is saved.
+    region_of: Vec<Option<(ModuleId, bool)>>,
+    /// For every storage, the first checkpointed region that has it as an input.
+    input_of: HashMap<StorageId, ModuleId>,
+}
+
+impl Kept {
+    fn new(trace: &StepTrace, regions: &Regions, checkpoints: &[Checkpoint]) -> Self {
+        let mut region_of = vec![None; trace.ops().len()];
+        let mut input_of = HashMap::new();
+        for checkpoint in checkpoints {
+            let region = &regions.all()[checkpoint.region];
+            region_of[region.ops.clone()].fill(Some((region.module, false)));
+            for op in checkpoint.saved.iter().filter(|op| region.contains(**op)) {
+                region_of[op.index()] = Some((region.module, true));
+            }
+            for input in &region.inputs {
+                input_of.entry(*input).or_insert(region.module);
+            }
+        }
+        Kept { region_of, input_of }
+    }
+
+    fn by(&self, trace: &StepTrace, life: &Life, savers: &[OpId]) -> String {
+        let maker = trace.storages()[life.storage.index()].birth;
+        let region = maker.and_then(|op| self.region_of[op.index()]);
+        match (life.again, region) {
+            (true, Some((module, _))) => format!("recomputed for {}", inner(&trace.path(module))),
+            (false, Some((_, true))) => "saved by the plan".to_owned(),
+            _ => {
+                let outside: Vec<OpId> =
+                    savers.iter().copied().filter(|op| self.region_of[op.index()].is_none()).collect();
+                match (holder::autograd(trace, &outside), self.input_of.get(&life.storage)) {
+                    (Some(autograd), _) => autograd,
+                    (None, Some(module)) => format!("input of {}", inner(&trace.path(*module))),
+                    (None, None) => "nobody".to_owned(),
+                }
+            }
+        }
+    }
+}
+
+/// A step under a plan in some points: of each stretch of it the highest moment, so that no peak is lost.
+#[derive(Serialize)]
+pub(crate) struct Outline {
+    points: usize,
+    /// All operators that run.
+    runs: usize,
+    moment: Column,
+    run: Column,
+    /// The bytes of each category.
+    categories: Vec<Column>,
+}
+
+impl Outline {
+    pub(crate) fn new(recording: &Recording) -> Self {
+        let runs = recording.runs.len();
+        let stretches = POINTS.min(runs);
+        let mut outline = Outline {
+            points: stretches,
+            runs,
+            moment: Column::default(),
+            run: Column::default(),
+            categories: vec![Column::default(); Category::ALL.len()],
+        };
+        for stretch in 0..stretches {
+            let moments = stretch * runs / stretches..(stretch + 1) * runs / stretches;
+            let first = moments.start;
+            // The first of the highest.
+            let highest = moments.rev().max_by_key(|moment| recording.snapshots[*moment].total()).unwrap_or(first);
+            let ran = recording.runs[highest];
+            outline.moment.push_difference(highest as u64);
+            outline.run.push_difference(2 * ran.op.index() as u64 + u64::from(ran.again));
+            for (category, bytes) in recording.snapshots[highest].iter() {
+                outline.categories[category as usize].push_difference(bytes.0);
+            }
+        }
+        outline
+    }
+}

@@ -1,0 +1,87 @@
+// Puts the page together.
+
+const plain = recorded(data.plain);
+const planned = data.planned ? recorded(data.planned) : null;
+const own = data.chosen;
+const highest = Math.max(plain.totals[plain.peak] ?? 0, own.budget_bytes <= data.baseline_peak_bytes * 1.3 ? own.budget_bytes : 0, 1) * 1.06;
+
+const sized = (value) => element("data", { value }, bytes(value));
+
+const verdict = () => {
+  const share = percent(own.recompute_ms / Math.max(data.step_ms, 1e-12), 2);
+  const budget = () => sized(own.budget_bytes);
+  if (data.baseline_peak_bytes <= own.budget_bytes) {
+    return [element("strong", { class: "good" }, "Fits as it is"), ": the peak is ", sized(data.baseline_peak_bytes), " of ", budget(), "."];
+  }
+  const way = ["The peak goes from ", sized(data.baseline_peak_bytes), " to ", sized(own.peak_bytes),
+    `; recomputing takes ${millis(own.recompute_ms)} on top of ${millis(data.step_ms)} (${share})`];
+  return own.peak_bytes <= own.budget_bytes
+    ? [element("strong", { class: "good" }, "Fits with a plan"), " into ", budget(), ". ", ...way, `; ${own.quality}.`]
+    : [element("strong", { class: "bad" }, "Cannot fit"), " into ", budget(), ". With all that can be dropped: ", ...way, "."];
+};
+
+const figures = () => {
+  const figure = (name, value, note, exact) => element("div", null, element("dt", null, name),
+    element("dd", null, element("data", { value: exact, id: `figure-${name.replaceAll(" ", "-")}` }, value), note ? element("small", null, note) : null));
+  const step = data.step_ms;
+  const parts = [
+    figure("peak as it is", bytes(data.baseline_peak_bytes), `after ${sentence(plain, plain.peak) || "nothing"}`, data.baseline_peak_bytes),
+  ];
+  if (planned) {
+    parts.push(figure("peak with the plan", bytes(own.peak_bytes), `after ${sentence(planned, planned.peak)}`, own.peak_bytes),
+      figure("extra time", millis(own.recompute_ms), `${percent(own.recompute_ms / Math.max(step, 1e-12), 2)} of the step`, own.recompute_ms));
+  }
+  parts.push(figure("budget", bytes(own.budget_bytes), `${data.device} has ${bytes(data.device_bytes)}`, own.budget_bytes),
+    figure("step", millis(step), PHASES.map((phase, at) => `${phase} ${millis(data.phase_ms[at])}`).join(", "), step));
+  return parts;
+};
+
+const peakTable = (steps) => {
+  const rows = CATEGORIES.map((name, index) => [name, steps.length ? steps.categories[index][steps.peak] : 0])
+    .filter(([, value]) => value > 0)
+    .sort((a, b) => b[1] - a[1])
+    .map(([name, value]) => [name, bytes(value), percent(value / steps.totals[steps.peak])]);
+  return table(`Without a plan, after ${sentence(steps, steps.peak)}`, [["category"], ["bytes", "number"], ["share", "number"]], rows);
+};
+
+byId("model").textContent = data.model;
+byId("facts").textContent = [...data.facts, `${data.parameters} parameters`, `${count(ops.length)} operators`, `${count(data.called)} modules`].join(" · ");
+byId("verdict").append(...verdict());
+byId("figures").append(...figures());
+byId("peak").append(peakTable(plain));
+byId("legend").append(...STACK.toReversed().map((category) => {
+  const item = element("li", null, CATEGORIES[category]);
+  item.style.setProperty("--color", `var(--${CATEGORIES[category]})`);
+  return item;
+}));
+byId("basis").append(...[...data.assumptions, `Made by Rematic ${data.version}.`].map((text) => element("li", null, text)));
+
+const alive = new Alive(byId("alive"));
+const tree = new ModuleTree(byId("modules"), byId("operators"), plain);
+const point = (chart, at) => alive.show(chart.caption.textContent, chart.steps, at);
+const before = new MemoryChart(byId("charts"), "before", point);
+const after = new MemoryChart(byId("charts"), "after", point);
+before.set("As it is", plain, highest, own.budget_bytes);
+
+const outlines = new Map();
+const stepsOf = (plan) => {
+  if (!outlines.has(plan)) outlines.set(plan, outlined(plan.outline));
+  return outlines.get(plan);
+};
+new BudgetCurve(byId("curve"), (plan, isOwn) => {
+  const steps = isOwn ? planned ?? plain : stepsOf(plan);
+  const caption = plan.regions.length ? `With the plan for ${bytes(plan.budget_bytes)}` : `For ${bytes(plan.budget_bytes)}: as it is`;
+  after.set(caption, steps, highest, plan.budget_bytes);
+  showPlan(byId("plan"), plan);
+  tree.set(plan);
+  point(after, steps.peak);
+});
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  before.draw();
+  after.draw();
+});
+addEventListener("beforeprint", () => {
+  before.draw();
+  after.draw();
+});

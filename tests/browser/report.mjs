@@ -1,0 +1,310 @@
+// Reports in a real browser: what they show is what the command line says, and using them changes what it should.
+
+import assert from "node:assert/strict";
+import { execFileSync, spawnSync } from "node:child_process";
+import { mkdirSync, readFileSync, statSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+
+const { chromium } = createRequire(join(process.env.PLAYWRIGHT, "index.js"))("playwright-core");
+const { RUST_BINARY: rematic, REPORTS: directory, SCREENSHOTS: screenshots } = process.env;
+
+const FLAGS = [
+  "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+  "--disable-component-update", "--disable-sync",
+];
+const LLAMA = ["llama-3-8b", "--batch", "2", "--world-size", "8"];
+const BUDGET = ["--budget", "40GiB"];
+const EVIL = `</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">'"&`;
+
+const run = (...args) => execFileSync(rematic, args, { encoding: "utf8", maxBuffer: 1 << 28 });
+const json = (...args) => JSON.parse(run(...args, "--json"));
+
+const report = (name, ...args) => {
+  const file = join(directory, `${name}.html`);
+  const { status, stderr } = spawnSync(rematic, ["report", ...args, "-o", file], { encoding: "utf8" });
+  assert.ok(status === 0 || status === 3, stderr);
+  return file;
+};
+
+let browser;
+before(async () => {
+  browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: FLAGS });
+});
+after(() => browser.close());
+
+// A page that may not say anything on the console, nor ask for anything but itself.
+const open = async (file, options = {}) => {
+  const page = await browser.newPage({ viewport: { width: 1280, height: 800 }, ...options });
+  page.complaints = [];
+  page.on("console", (message) => page.complaints.push(`console: ${message.text()}`));
+  page.on("pageerror", (error) => page.complaints.push(`error: ${error.message}`));
+  page.on("dialog", (dialog) => {
+    page.complaints.push(`dialog: ${dialog.message()}`);
+    dialog.dismiss();
+  });
+  page.on("request", (request) => {
+    if (request.url() !== `file://${file}` && !request.url().startsWith("data:")) {
+      page.complaints.push(`request: ${request.url()}`);
+    }
+  });
+  await page.goto(`file://${file}`);
+  return page;
+};
+
+const close = async (page) => {
+  assert.deepEqual(page.complaints, []);
+  await page.close();
+};
+
+const figure = (page, name) => page.locator(`#figure-${name}`).getAttribute("value").then(Number);
+const alive = (page) => page.locator("#alive").innerText();
+
+test("the figures are those of the command line", async () => {
+  for (const [name, args, budget] of [
+    ["seed-transformer", ["seed-transformer"], ["--budget", "1.6GiB"]],
+    ["llama-3-8b", LLAMA, BUDGET],
+  ]) {
+    const page = await open(report(name, ...args, ...budget));
+    const plan = json("plan", ...args, ...budget);
+    assert.equal(await figure(page, "peak-as-it-is"), plan.baseline_peak_bytes);
+    assert.equal(await figure(page, "peak-with-the-plan"), plan.peak_bytes);
+    assert.equal(await figure(page, "extra-time"), plan.recompute_ms);
+    assert.equal(await figure(page, "budget"), plan.budget_bytes);
+    assert.equal(await figure(page, "step"), plan.step_ms);
+    assert.equal(await page.locator("#plan tbody tr").count() > 0, plan.regions.length > 0);
+    // Both charts, drawn from the lives of the storages, peak where the replay does.
+    const peaks = await page.locator("#charts figcaption small").allInnerTexts();
+    assert.match(peaks[0], new RegExp(`peak ${gib(plan.baseline_peak_bytes)}`));
+    assert.match(peaks[1], new RegExp(`peak ${gib(plan.peak_bytes)}`));
+    await close(page);
+  }
+});
+
+test("the peak of the plain step is that of stats, in all categories", async () => {
+  const page = await open(report("plain", "gpt2", "--budget", "100GiB"));
+  const stats = json("stats", "gpt2");
+  assert.equal(await figure(page, "peak-as-it-is"), stats.peak.total);
+  await page.locator("#before").focus();
+  await page.keyboard.press("p");
+  const value = await page.locator("#alive data").getAttribute("value");
+  assert.equal(Number(value), stats.peak.total);
+  const caption = await alive(page);
+  assert.ok(caption.includes(stats.peak.at.op.replace(".default", "")), caption);
+  await close(page);
+});
+
+test("hovering shows what is in memory there, and who holds it", async () => {
+  const page = await open(report("hover", ...LLAMA, ...BUDGET));
+  const chart = page.locator("#before");
+  await chart.scrollIntoViewIfNeeded();
+  const box = await chart.boundingBox();
+  const at = async (share) => {
+    await page.mouse.move(box.x + 74 + (box.width - 86) * share, box.y + box.height / 2);
+    await page.waitForTimeout(50);
+    return alive(page);
+  };
+  const early = await at(0.05);
+  const late = await at(0.3);
+  assert.match(early, /As it is: right after operator/);
+  assert.notEqual(early, late);
+  assert.match(late, /autograd for/);
+  assert.match(late, /model\.layers\.\*/);
+  await page.getByRole("button", { name: "by module" }).click();
+  assert.match(await alive(page), /model\.layers\.\d+/);
+  // A click keeps the place.
+  await page.getByRole("button", { name: "by operator" }).click();
+  await page.mouse.click(box.x + box.width / 2, box.y + box.height / 2);
+  const kept = await alive(page);
+  await at(0.9);
+  assert.equal(await alive(page), kept);
+  await close(page);
+});
+
+test("the moments add up: the rows of a moment sum to its total", async () => {
+  const page = await open(report("sum", "seed-transformer", "--budget", "1.6GiB"));
+  for (const id of ["before", "after"]) {
+    await page.locator(`#${id}`).focus();
+    await page.keyboard.press("p");
+    for (let step = 0; step < 5; step++) {
+      await page.keyboard.press("Shift+ArrowLeft");
+      await page.waitForTimeout(40);
+      const total = Number(await page.locator("#alive data").getAttribute("value"));
+      const rows = await page.locator("#alive tbody tr td:first-child").allInnerTexts();
+      const sum = rows.map(size).reduce((a, b) => a + b, 0);
+      // Every row is rounded to a hundredth of its unit.
+      assert.ok(Math.abs(sum - total) < 0.006 * 2 ** 30 * rows.length, `${sum} of ${total}`);
+    }
+  }
+  await close(page);
+});
+
+test("dragging, keys and buttons zoom", async () => {
+  const page = await open(report("zoom", ...LLAMA, ...BUDGET));
+  const caption = () => page.locator("#charts figcaption small").first().innerText();
+  const chart = page.locator("#before");
+  await chart.scrollIntoViewIfNeeded();
+  const box = await chart.boundingBox();
+  const whole = await caption();
+  await page.mouse.move(box.x + box.width * 0.3, box.y + 100);
+  await page.mouse.down();
+  await page.mouse.move(box.x + box.width * 0.5, box.y + 100, { steps: 4 });
+  await page.mouse.up();
+  const zoomed = await caption();
+  assert.match(zoomed, /^operators [\d,]+ to [\d,]+ of 7,610$/);
+  await page.mouse.dblclick(box.x + box.width * 0.6, box.y + 100);
+  assert.equal(await caption(), whole);
+  await chart.focus();
+  await page.keyboard.press("+");
+  assert.match(await caption(), /^operators/);
+  await page.keyboard.press("0");
+  assert.equal(await caption(), whole);
+  await page.getByRole("button", { name: "Go to the peak" }).first().click();
+  assert.match(await caption(), /^operators/);
+  await close(page);
+});
+
+test("moving the budget shows that budget's plan", async () => {
+  const page = await open(report("budget", ...LLAMA, ...BUDGET));
+  const curve = json("curve", ...LLAMA, "--points", "50").points.toReversed();
+  const slider = page.locator("#slider");
+  assert.equal(await slider.getAttribute("max"), "49");
+  const seen = [];
+  for (const index of [0, 20, 45]) {
+    await slider.evaluate((input, value) => {
+      input.value = value;
+      input.dispatchEvent(new Event("input"));
+    }, index);
+    const text = await page.locator("#curve output").innerText();
+    assert.ok(text.startsWith(`${gib(curve[index].budget_bytes)}: peak ${gib(curve[index].peak_bytes)}`), text);
+    const chart = await page.locator("#charts figcaption small").nth(1).innerText();
+    assert.ok(chart.endsWith(`peak ${gib(curve[index].peak_bytes)}`), chart);
+    seen.push(await page.locator("#plan").innerText());
+  }
+  assert.equal(new Set(seen).size, 3);
+  await page.getByRole("button", { name: /^Back to/ }).click();
+  assert.match(await page.locator("#charts figcaption").nth(1).innerText(), /40\.00 GiB/);
+  await slider.focus();
+  await page.keyboard.press("ArrowRight");
+  assert.match(await page.locator("#curve output").innerText(), /GiB: peak/);
+  await close(page);
+});
+
+test("clicking a module shows its operators with the plan's decisions", async () => {
+  const page = await open(report("modules", ...LLAMA, ...BUDGET));
+  const plan = json("plan", ...LLAMA, ...BUDGET);
+  const region = plan.regions[3];
+  const name = region.module.split(".").slice(1).join(".");
+  await page.locator(`.icicle button[title^="${name} "]`).click();
+  assert.ok((await page.locator("#operators .caption").innerText()).startsWith(`${name} (`));
+  const cells = await page.locator("#operators tbody tr td:nth-child(4)").allInnerTexts();
+  const expected = region.policy.map(({ decision }) => (decision === "save" ? "saved" : "recomputed"));
+  assert.deepEqual(cells, expected);
+  const names = await page.locator("#operators tbody tr td:nth-child(2)").allInnerTexts();
+  assert.deepEqual(names, region.policy.map(({ op }) => op.replace(/\.default$/, "")));
+  // Freed bytes are those of the plan.
+  await page.getByRole("button", { name: "freed by the plan" }).click();
+  const title = await page.locator(`.icicle button[title^="${name} "]`).getAttribute("title");
+  assert.ok(title.includes(gib(region.freed_bytes)), title);
+  // The keyboard goes down into it.
+  await page.getByRole("button", { name: "activations" }).click();
+  await page.locator(`.icicle button[title^="${name} "]`).click();
+  await page.keyboard.press("Enter");
+  assert.ok((await page.locator(".path").innerText()).includes(`› ${name.split(".").pop()} `));
+  await page.keyboard.press("ArrowDown");
+  assert.ok((await page.locator("#operators .caption").innerText()).startsWith(`${name}.`));
+  await close(page);
+});
+
+test("a hostile trace is only text", async () => {
+  const trace = join(directory, "hostile.rmt");
+  run("trace", "seed-transformer", "--layers", "2", "-o", trace);
+  const document = JSON.parse(readFileSync(trace, "utf8"));
+  document.model = EVIL;
+  document.facts.push([EVIL, EVIL]);
+  document.names = document.names.map((name) => `${EVIL}${name}`);
+  const rename = (value) => {
+    if (Array.isArray(value)) value.forEach(rename);
+    else if (value && typeof value === "object") {
+      for (const key of ["class", "name"]) {
+        if (typeof value[key] === "string" && value[key]) value[key] = EVIL.replaceAll(".", "_") + value[key];
+      }
+      Object.values(value).forEach(rename);
+    }
+  };
+  rename(document.modules);
+  writeFileSync(trace, JSON.stringify(document));
+  const page = await open(report("hostile", trace, "--budget", "1GiB"));
+  assert.equal(await page.evaluate(() => window.hacked), undefined);
+  assert.equal(await page.locator("h1").innerText(), EVIL);
+  assert.ok((await page.locator("#operators").innerText()).includes("<img src=x"));
+  assert.equal(await page.locator("img").count(), 0);
+  await page.locator("#before").focus();
+  await page.keyboard.press("p");
+  await page.waitForTimeout(50);
+  assert.ok((await alive(page)).includes("</script>"));
+  await close(page);
+});
+
+test("large reports stay small and quick", async () => {
+  const file = report("large", "llama-3-405b", "--layers", "500");
+  assert.ok(statSync(file).size < 6e6, `${statSync(file).size} bytes`);
+  const page = await open(file);
+  const ops = await page.locator("#charts figcaption small").first().innerText();
+  assert.ok(Number(ops.split(" ")[0].replaceAll(",", "")) > 1e5, ops);
+  // A hover answers within what feels immediate, many times over.
+  const slowest = await page.evaluate(async () => {
+    const canvas = document.getElementById("before");
+    const box = canvas.getBoundingClientRect();
+    let slowest = 0;
+    for (let share = 0.1; share < 0.9; share += 0.1) {
+      const began = performance.now();
+      canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: box.x + box.width * share, clientY: box.y + 50 }));
+      await new Promise(requestAnimationFrame);
+      await new Promise(requestAnimationFrame);
+      slowest = Math.max(slowest, performance.now() - began);
+    }
+    return slowest;
+  });
+  assert.ok(slowest < 1000, `${slowest} ms`);
+  await close(page);
+});
+
+test("no page is wider than its window, light or dark, wide or narrow", async () => {
+  const files = {
+    "seed-transformer": report("look-seed", "seed-transformer", "--budget", "1.6GiB"),
+    "llama-3-8b": report("look-llama", ...LLAMA, ...BUDGET),
+    infeasible: report("look-infeasible", "seed-transformer", "--budget", "0.5GiB"),
+  };
+  for (const [name, file] of Object.entries(files)) {
+    for (const [width, height] of [[1280, 800], [390, 844]]) {
+      for (const colorScheme of ["light", "dark"]) {
+        const page = await open(file, { viewport: { width, height }, colorScheme });
+        const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+        assert.ok(overflow <= 0, `${name} at ${width} is ${overflow} px too wide`);
+        const paper = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+        assert.equal(paper, colorScheme === "light" ? "rgb(255, 255, 255)" : "rgb(20, 23, 28)");
+        if (screenshots) {
+          mkdirSync(screenshots, { recursive: true });
+          await page.screenshot({ path: join(screenshots, `${name}-${width}-${colorScheme}.png`), fullPage: true });
+        }
+        await close(page);
+      }
+    }
+  }
+});
+
+function gib(bytes) {
+  let [value, unit] = [bytes, "B"];
+  for (const larger of ["KiB", "MiB", "GiB", "TiB"]) {
+    if (value < 1024) break;
+    [value, unit] = [value / 1024, larger];
+  }
+  return unit === "B" ? `${bytes} B` : `${value.toFixed(2)} ${unit}`;
+}
+
+function size(text) {
+  const [value, unit] = text.split(" ");
+  return Number(value) * 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].indexOf(unit);
+}
