@@ -104,11 +104,12 @@ impl ExplanationReport<'_> {
         for (number, remedy) in cheapest.iter().enumerate() {
             text += &note(number + 1, remedy, style);
         }
+        let step = unbroken(&self.explanation.step_ms.to_string());
         text += &style.sentence(&Sentence {
-            lead: ("", Tone::Plain),
+            lead: ("Each peak is a replay of the whole step;", Tone::Quiet),
             head: "",
-            gap: "",
-            tail: (&self.basis(), Tone::Quiet),
+            gap: " ",
+            tail: (&format!("times are on top of {step} on {}.", self.device), Tone::Quiet),
         });
         text
     }
@@ -122,11 +123,6 @@ impl ExplanationReport<'_> {
                 format!("{extra} ({share:.1} %)")
             }
         }
-    }
-
-    fn basis(&self) -> String {
-        let step = unbroken(&self.explanation.step_ms.to_string());
-        format!("Each peak is a replay of the whole step; times are on top of {step} on {}.", self.device)
     }
 }
 
