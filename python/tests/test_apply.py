@@ -23,6 +23,7 @@ from plans import WIDTH, Around, Block, Runs, Stack, X, check_equal, edited, lay
 from reality import peaks
 from rematic._capture.step import document as capture
 
+
 # ---- what stays as it is ----
 
 

@@ -12,6 +12,7 @@ import rematic
 from models import Layer
 from plans import WIDTH, Around, Block, Stack, X, check_equal, layer, results, saving, whole
 
+
 # ---- other models and other operators ----
 
 

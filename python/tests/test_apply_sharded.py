@@ -15,6 +15,7 @@ import rematic
 from models import Layer
 from plans import Runs, Stack, X, check_equal, results, saving, whole
 
+
 @pytest.fixture
 def mesh(tmp_path: pathlib.Path) -> Iterator[Any]:
     """A mesh of one device."""

@@ -11,6 +11,7 @@ import rematic
 from models import Layer
 from plans import Runs, Stack, X, check_equal, results
 
+
 def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Stack()
     expected = results(model, X)

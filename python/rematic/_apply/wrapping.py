@@ -7,6 +7,7 @@ as they are.
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from .modes import Again, Forward, Kept
 from .policy import Policy
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 class Wrapper:
@@ -80,10 +82,15 @@ class Wrapper:
                 context_fn=functools.partial(compiled_contexts, policy),
                 **kwargs,
             )
+        modes = _count_modes()
         try:
             return self._checkpointed(policy, args, kwargs)
-        except Mismatch as error:
-            self._explain(error)
+        except Exception as error:
+            if _count_modes() > modes:
+                # PyTorch 2.6 leaves what checkpointing has entered to the end of the frames that the error holds.
+                traceback.clear_frames(error.__traceback__)
+            if isinstance(error, Mismatch):
+                self._explain(error)
             raise
 
     def _checkpointed(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
