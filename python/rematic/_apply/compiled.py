@@ -26,7 +26,7 @@ IN_PLACE_OF = {
     "_native_batch_norm_legit.default": ["native_batch_norm.default"],
 }
 # It updates running statistics, and would read the updated ones when it is recomputed; so it is always saved, like what
-# draws random numbers: in torch 2.15 inductor may draw others for the second time.
+# draws random numbers: where dropout was recomputed, inductor of torch 2.15 gave other gradients.
 BATCH_NORM = torch.ops.aten._native_batch_norm_legit.default
 # It is one, but does not declare it.
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
