@@ -19,8 +19,8 @@ pub(crate) fn escaped(text: &str) -> String {
 /// A table; the columns named in `numbers` are aligned to the right.
 pub(crate) fn table(headings: &[&str], numbers: &[usize], rows: &[Vec<String>]) -> String {
     let cell = |tag: &str, column: usize, text: &str| {
-        let side = if numbers.contains(&column) { "right" } else { "left" };
-        format!("<{tag} style=\"text-align:{side}\">{}</{tag}>", escaped(text))
+        let style = if numbers.contains(&column) { "text-align:right;white-space:nowrap" } else { "text-align:left" };
+        format!("<{tag} style=\"{style}\">{}</{tag}>", escaped(text))
     };
     let line = |tag: &str, cells: &mut dyn Iterator<Item = &str>| {
         let cells: String = cells.enumerate().map(|(column, text)| cell(tag, column, text)).collect();
@@ -39,6 +39,6 @@ mod tests {
     fn text_is_not_markup() {
         assert_eq!(escaped("<b a='1' c=\"2\">&"), "&lt;b a=&#39;1&#39; c=&quot;2&quot;&gt;&amp;");
         let table = table(&["a", "b"], &[1], &[vec!["<i>".to_owned(), "1".to_owned()]]);
-        assert!(table.contains("<td style=\"text-align:left\">&lt;i&gt;</td><td style=\"text-align:right\">1</td>"));
+        assert!(table.contains("<td style=\"text-align:left\">&lt;i&gt;</td><td style=\"text-align:right;white-space:nowrap\">1</td>"));
     }
 }
