@@ -39,6 +39,8 @@ mod tests {
     fn text_is_not_markup() {
         assert_eq!(escaped("<b a='1' c=\"2\">&"), "&lt;b a=&#39;1&#39; c=&quot;2&quot;&gt;&amp;");
         let table = table(&["a", "b"], &[1], &[vec!["<i>".to_owned(), "1".to_owned()]]);
-        assert!(table.contains("<td style=\"text-align:left\">&lt;i&gt;</td><td style=\"text-align:right;white-space:nowrap\">1</td>"));
+        assert!(table.contains(
+            "<td style=\"text-align:left\">&lt;i&gt;</td><td style=\"text-align:right;white-space:nowrap\">1</td>"
+        ));
     }
 }

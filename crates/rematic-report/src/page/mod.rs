@@ -74,7 +74,6 @@ struct RegionView {
     /// Its first operator.
     start: usize,
     freed_bytes: Bytes,
-    recompute_ms: Millis,
     /// For each of its operators `s` (saved) or `r` (recomputed).
     policy: String,
 }
@@ -90,7 +89,6 @@ impl PlanView {
                 module: region.module.index(),
                 start: region.ops.start,
                 freed_bytes: planned.freed_bytes,
-                recompute_ms: planned.recompute_ms,
                 policy: planned.policy.iter().map(|op| decision(op.decision)).collect(),
             }
         };
@@ -108,8 +106,8 @@ impl PlanView {
 
     fn json(&self, policies: &mut Table<String>) -> PlanJson<'_> {
         let region = |region: &RegionView| {
-            let RegionView { module, start, freed_bytes, recompute_ms, policy } = region;
-            (*module, *start, *freed_bytes, *recompute_ms, policies.number(policy.clone()))
+            let RegionView { module, start, freed_bytes, policy } = region;
+            (*module, *start, *freed_bytes, policies.number(policy.clone()))
         };
         PlanJson {
             budget_bytes: self.budget_bytes,
@@ -132,7 +130,6 @@ struct Document<'a> {
     assumptions: Vec<String>,
     device: &'a str,
     device_bytes: Bytes,
-    world_size: u64,
     parameters: String,
     baseline_peak_bytes: Bytes,
     step_ms: Millis,
@@ -161,8 +158,8 @@ struct PlanJson<'a> {
     lower_bound_ms: Millis,
     quality: &'a str,
     kinds: &'a [Kind],
-    /// Module, first operator, bytes freed, time of recomputation, number of the policy.
-    regions: Vec<(usize, usize, Bytes, Millis, u64)>,
+    /// Module, first operator, bytes freed, number of the policy.
+    regions: Vec<(usize, usize, Bytes, u64)>,
     outline: &'a Outline,
 }
 
@@ -206,7 +203,6 @@ impl Page<'_> {
             assumptions: self.assumptions(),
             device: &self.device.product,
             device_bytes: self.device.memory,
-            world_size: document.world_size,
             parameters: stats::thousands(stats::parameter_count(trace)),
             baseline_peak_bytes: document.baseline_peak_bytes,
             step_ms: self.costs.step().time,

@@ -203,7 +203,8 @@ impl Kept {
             _ => {
                 let outside: Vec<OpId> =
                     savers.iter().copied().filter(|op| self.region_of[op.index()].is_none()).collect();
-                match (holder::autograd(trace, &outside), self.input_of.get(&life.storage)) {
+                // The first lets go last.
+                match (holder::autograd(trace, &outside[..outside.len().min(1)]), self.input_of.get(&life.storage)) {
                     (Some(autograd), _) => autograd,
                     (None, Some(module)) => format!("input of {}", inner(&trace.path(*module))),
                     (None, None) => "nobody".to_owned(),

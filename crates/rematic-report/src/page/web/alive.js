@@ -6,14 +6,15 @@ class Alive {
   constructor(parent) {
     this.parent = parent;
     this.grouping = "operator";
-    this.heading = element("p");
+    this.heading = element("p", { "aria-live": "polite" });
     this.rows = element("div");
     const options = [["operator", "by operator"], ["module", "by module"]];
     const choose = (grouping) => {
       this.grouping = grouping;
       this.render();
     };
-    this.parent.append(this.heading, choice("In memory there,", options, this.grouping, choose), this.rows);
+    this.choice = choice("Together", options, this.grouping, choose);
+    this.parent.append(this.heading, this.choice, this.rows);
   }
 
   // Drawn at most once a frame: a pointer moves faster.
@@ -33,7 +34,8 @@ class Alive {
     const moment = steps.moment(point);
     this.heading.replaceChildren(element("strong", null, `${this.caption}: `),
       `right after operator ${count(moment + 1)} of ${count(steps.runs)}, ${sentence(steps, point)}, `,
-      element("data", { value: steps.totals[point] }, bytes(steps.totals[point])), " are in use.");
+      element("data", { value: steps.totals[point] }, bytes(steps.totals[point])), " in use.");
+    this.choice.hidden = !steps.lives;
     this.rows.replaceChildren(steps.lives ? this.residents(moment) : this.shares(point));
   }
 

@@ -45,4 +45,12 @@ const choice = (label, options, chosen, act) => {
   return element("fieldset", { class: "choice" }, element("legend", null, label), buttons);
 };
 
-const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+// The colours of the page, read anew when they change.
+let colors = new Map();
+const color = (name) => {
+  if (!colors.has(name)) colors.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+  return colors.get(name);
+};
+const forgetColors = () => {
+  colors = new Map();
+};

@@ -10,14 +10,16 @@ const sized = (value) => element("data", { value }, bytes(value));
 const verdict = () => {
   const share = percent(own.recompute_ms / Math.max(data.step_ms, 1e-12), 2);
   const budget = () => sized(own.budget_bytes);
-  if (data.baseline_peak_bytes <= own.budget_bytes) {
+  if (!own.regions.length && data.baseline_peak_bytes <= own.budget_bytes) {
     return [element("strong", { class: "good" }, "Fits as it is"), ": the peak is ", sized(data.baseline_peak_bytes), " of ", budget(), "."];
   }
-  const way = ["The peak goes from ", sized(data.baseline_peak_bytes), " to ", sized(own.peak_bytes),
+  const way = [sized(data.baseline_peak_bytes), " to ", sized(own.peak_bytes),
     `; recomputing takes ${millis(own.recompute_ms)} on top of ${millis(data.step_ms)} (${share})`];
   return own.peak_bytes <= own.budget_bytes
-    ? [element("strong", { class: "good" }, "Fits with a plan"), " into ", budget(), ". ", ...way, `; ${own.quality}.`]
-    : [element("strong", { class: "bad" }, "Cannot fit"), " into ", budget(), ". With all that can be dropped: ", ...way, "."];
+    ? [element("strong", { class: "good" }, "Fits with a plan"), " into ", budget(), ". The peak goes from ", ...way, `; ${own.quality}.`]
+    : [element("strong", { class: "bad" }, "Does not fit"), " into ", budget(), ". ", ...(own.regions.length
+      ? ["With the plan that goes lowest, the peak goes from ", ...way, "."]
+      : ["Recomputation does not lower the peak, ", sized(own.peak_bytes), "."])];
 };
 
 // A step may be highest before its first operator.
@@ -41,7 +43,7 @@ const figures = () => {
 };
 
 byId("model").textContent = data.model;
-byId("facts").textContent = [...data.facts, `${data.parameters} parameters`, `${count(ops.length)} operators`, `${count(data.called)} modules`].join(" · ");
+byId("facts").textContent = [...data.facts, ...(modules.length ? [`${data.parameters} parameters`] : []), `${count(ops.length)} operators`, `${count(data.called)} modules`].join(" · ");
 byId("verdict").append(...verdict());
 byId("figures").append(...figures());
 showPeak(byId("peak"));
@@ -53,7 +55,8 @@ byId("legend").append(...STACK.toReversed().map((category) => {
 byId("basis").append(...[...data.assumptions, `Made by Rematic ${data.version}.`].map((text) => element("li", null, text)));
 
 // A step in which nothing runs has no charts.
-if (!plain.length) for (const id of ["memory", "modules-section"]) byId(id).hidden = true;
+if (!plain.length) for (const id of ["memory", "there"]) byId(id).hidden = true;
+if (!modules.length) byId("modules-section").hidden = true;
 const alive = new Alive(byId("alive"));
 const tree = new ModuleTree(byId("modules"), byId("operators"), plain);
 const point = (chart, at) => alive.show(chart.caption.textContent, chart.steps, at);
@@ -68,19 +71,24 @@ const stepsOf = (plan) => {
 };
 new BudgetCurve(byId("curve"), (plan, isOwn) => {
   const steps = isOwn ? planned ?? plain : stepsOf(plan);
-  const caption = plan.regions.length ? `With the plan for ${bytes(plan.budget_bytes)}` : `For ${bytes(plan.budget_bytes)}: as it is`;
+  const caption = `With the plan for ${bytes(plan.budget_bytes)}`;
   showPlan(byId("plan"), plan);
   tree.set(plan);
-  if (!steps.length) return;
+  // Without a plan, one chart says it all.
+  after.hidden = !plan.regions.length;
+  if (after.hidden) {
+    if (plain.length) point(before, plain.peak);
+    return;
+  }
   after.set(caption, steps, highest, plan.budget_bytes);
   point(after, steps.peak);
 });
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  before.draw();
-  after.draw();
-});
-addEventListener("beforeprint", () => {
-  before.draw();
-  after.draw();
-});
+const repaint = () => {
+  forgetColors();
+  before.redraw();
+  after.redraw();
+  tree.draw();
+};
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+matchMedia("print").addEventListener("change", repaint);

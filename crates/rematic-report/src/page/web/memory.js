@@ -14,16 +14,18 @@ class MemoryChart {
       tool("−", "Zoom out", () => this.zoom(2)),
       tool("All", "Show the whole step", () => this.show(0, this.steps.length)),
       tool("Peak", "Go to the peak", () => this.goToPeak()));
-    this.canvas = element("canvas", { id, tabindex: "0", role: "img" });
+    this.canvas = element("canvas", { id, tabindex: "0", role: "application" });
     this.canvas.addEventListener("pointermove", (event) => this.moved(event));
     this.canvas.addEventListener("pointerdown", (event) => this.pressed(event));
     this.canvas.addEventListener("pointerup", (event) => this.released(event));
     this.canvas.addEventListener("pointerleave", () => this.left());
+    this.canvas.addEventListener("pointercancel", () => this.left());
     this.canvas.addEventListener("dblclick", () => this.show(0, this.steps.length));
     this.canvas.addEventListener("wheel", (event) => this.wheeled(event), { passive: false });
     this.canvas.addEventListener("keydown", (event) => this.typed(event));
-    parent.append(element("figure", null, element("figcaption", null, this.caption, this.detail, tools), this.canvas));
-    new ResizeObserver(() => this.draw()).observe(this.canvas);
+    this.figure = element("figure", null, element("figcaption", null, this.caption, this.detail, tools), this.canvas);
+    parent.append(this.figure);
+    new ResizeObserver(() => this.redraw()).observe(this.canvas);
   }
 
   set(caption, steps, highest, budget) {
@@ -34,7 +36,9 @@ class MemoryChart {
     this.show(this.start, this.end);
   }
 
+  // Only with a new part of the step, another size or other colours is the whole picture drawn again.
   show(start, end) {
+    this.picture = null;
     const least = Math.min(CLOSEST, this.steps.length);
     const width = Math.max(least, Math.min(this.steps.length, Math.round(end - start)));
     this.start = Math.max(0, Math.min(this.steps.length - width, Math.round(start)));
@@ -43,14 +47,16 @@ class MemoryChart {
     const first = steps.moment(this.start) + 1;
     const last = this.end === steps.length ? steps.runs : steps.moment(this.end - 1) + 1;
     this.detail.textContent = this.end - this.start === steps.length
-      ? `${count(steps.runs)} operators run; peak ${bytes(steps.totals[steps.peak])}`
+      ? `${count(steps.runs)} ${steps.runs === 1 ? "operator runs" : "operators run"}; peak ${bytes(steps.totals[steps.peak])}`
       : `operators ${count(first)} to ${count(last)} of ${count(steps.runs)}`;
     this.canvas.setAttribute("aria-label",
       `${this.caption.textContent}: peak ${bytes(steps.totals[steps.peak])}, after ${sentence(steps, steps.peak)}`);
     this.draw();
   }
 
-  zoom(factor, around = this.cursor ?? this.pinned ?? (this.start + this.end) / 2) {
+  zoom(factor) {
+    const seen = [this.cursor, this.pinned].find((point) => point != null && point >= this.start && point < this.end);
+    const around = seen ?? (this.start + this.end) / 2;
     const width = (this.end - this.start) * factor;
     const share = (around - this.start) / (this.end - this.start);
     this.show(around - share * width, around + (1 - share) * width);
@@ -66,8 +72,16 @@ class MemoryChart {
   pin(point) {
     this.pinned = point;
     this.cursor = null;
-    this.onPoint(this, point, true);
+    this.onPoint(this, point);
     this.draw();
+  }
+
+  get hidden() {
+    return this.figure.hidden;
+  }
+
+  set hidden(hidden) {
+    this.figure.hidden = hidden;
   }
 
   get plot() {
@@ -91,7 +105,7 @@ class MemoryChart {
       return;
     }
     this.cursor = this.pointAt(x);
-    if (this.pinned == null) this.onPoint(this, this.cursor, false);
+    if (this.pinned == null) this.onPoint(this, this.cursor);
     this.draw();
   }
 
@@ -102,6 +116,7 @@ class MemoryChart {
   }
 
   released(event) {
+    if (event.button !== 0) return;
     const drag = this.drag ?? { from: event.offsetX, to: event.offsetX };
     this.drag = null;
     if (Math.abs(drag.to - drag.from) > 5) {
@@ -119,6 +134,7 @@ class MemoryChart {
 
   left() {
     this.cursor = null;
+    this.drag = null;
     this.draw();
   }
 
@@ -167,21 +183,34 @@ class MemoryChart {
     return MARGIN.top + (1 - value / this.highest) * this.plot.height;
   }
 
+  redraw() {
+    this.picture = null;
+    this.draw();
+  }
+
   draw() {
     if (!this.steps || !this.canvas.clientWidth) return;
     const scale = window.devicePixelRatio || 1;
     const { clientWidth, clientHeight } = this.canvas;
-    this.canvas.width = Math.round(clientWidth * scale);
-    this.canvas.height = Math.round(clientHeight * scale);
+    const [width, height] = [Math.round(clientWidth * scale), Math.round(clientHeight * scale)];
+    if (!this.picture) {
+      this.picture = element("canvas", { width, height });
+      const pen = this.picture.getContext("2d");
+      pen.setTransform(scale, 0, 0, scale, 0, 0);
+      pen.font = "12px system-ui, sans-serif";
+      this.thin();
+      this.drawGrid(pen);
+      this.drawStack(pen);
+      this.drawPhases(pen);
+      this.drawMarks(pen);
+      Object.assign(this.canvas, { width, height });
+    }
     const pen = this.canvas.getContext("2d");
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    pen.drawImage(this.picture, 0, 0);
     pen.setTransform(scale, 0, 0, scale, 0, 0);
-    pen.clearRect(0, 0, clientWidth, clientHeight);
-    pen.font = "12px system-ui, sans-serif";
-    this.thin();
-    this.drawGrid(pen);
-    this.drawStack(pen);
-    this.drawPhases(pen);
-    this.drawMarks(pen);
+    this.drawCursor(pen);
   }
 
   // For every column of the picture, its highest point: no peak is lost.
@@ -251,7 +280,11 @@ class MemoryChart {
       if (!ends) continue;
       const label = PHASES[phase(this.columns[column])];
       pen.fillStyle = color("soft");
-      if (column - from > pen.measureText(label).width + 8) pen.fillText(label, MARGIN.left + from + 4, bottom + 8);
+      const last = column + 1 === this.columns.length;
+      const wide = pen.measureText(label).width + 8;
+      pen.textAlign = last && column - from <= wide ? "right" : "left";
+      const at = pen.textAlign === "right" ? MARGIN.left + column : MARGIN.left + from + 4;
+      if (column - from > wide || last && column > 2 * wide) pen.fillText(label, at, bottom + 8);
       if (column + 1 < this.columns.length) this.vertical(pen, MARGIN.left + column + 1, color("soft"), [2, 3]);
       from = column + 1;
     }
@@ -262,12 +295,14 @@ class MemoryChart {
     pen.textBaseline = "bottom";
     if (this.budget != null && this.budget <= this.highest) {
       const y = this.y(this.budget);
-      this.line(pen, [MARGIN.left, y], [MARGIN.left + this.plot.width, y], color("bad"), [6, 4]);
-      pen.fillStyle = color("bad");
+      const ends = [[MARGIN.left, y], [MARGIN.left + this.plot.width, y]];
+      // Red is hard to see on most of the categories.
+      this.line(pen, ...ends, color("paper"), [], 4);
+      this.line(pen, ...ends, color("bad"), [6, 4], 1.5);
       // On the side where the peak is not.
       const right = this.x(steps.peak) < MARGIN.left + this.plot.width / 2;
       pen.textAlign = right ? "right" : "left";
-      pen.fillText(`budget ${bytes(this.budget)}`, right ? MARGIN.left + this.plot.width - 6 : MARGIN.left + 6, y - 2);
+      this.label(pen, `budget ${bytes(this.budget)}`, right ? MARGIN.left + this.plot.width - 6 : MARGIN.left + 6, y - 4, color("bad"));
     }
     if (steps.peak >= this.start && steps.peak < this.end) {
       const [x, y] = [this.x(steps.peak), this.y(steps.totals[steps.peak])];
@@ -281,8 +316,11 @@ class MemoryChart {
       const half = pen.measureText(label).width / 2;
       pen.textAlign = "center";
       const at = Math.max(MARGIN.left + half, Math.min(MARGIN.left + this.plot.width - half, x));
-      pen.fillText(label, at, Math.max(14, y - 8));
+      this.label(pen, label, at, Math.max(14, y - 8), color("ink"));
     }
+  }
+
+  drawCursor(pen) {
     for (const [point, dash] of [[this.pinned, []], [this.cursor, [3, 3]]]) {
       if (point != null && point >= this.start && point < this.end) this.vertical(pen, this.x(point), color("ink"), dash);
     }
@@ -296,8 +334,19 @@ class MemoryChart {
     this.line(pen, [x, MARGIN.top], [x, MARGIN.top + this.plot.height], ink, dash);
   }
 
-  line(pen, from, to, ink, dash) {
+  // Text that is seen on any ground.
+  label(pen, text, x, y, ink) {
+    pen.lineWidth = 4;
+    pen.lineJoin = "round";
+    pen.strokeStyle = color("paper");
+    pen.strokeText(text, x, y);
+    pen.fillStyle = ink;
+    pen.fillText(text, x, y);
+  }
+
+  line(pen, from, to, ink, dash, width = 1) {
     pen.save();
+    pen.lineWidth = width;
     pen.strokeStyle = ink;
     pen.setLineDash(dash);
     pen.beginPath();

@@ -18,12 +18,12 @@ class ModuleTree {
     this.path = element("p", { class: "path" });
     this.icicle = element("div", { class: "icicle", role: "tree", "aria-label": "Modules" });
     this.icicle.addEventListener("keydown", (event) => this.typed(event));
-    const options = [["activations", "activations"], ["time", "time"], ["freed", "freed by the plan"]];
+    const options = [["activations", "activations after forward"], ["time", "time"], ["freed", "freed by the plan"]];
     const choose = (mode) => {
       this.mode = mode;
       this.draw();
     };
-    parent.append(choice("Wide by", options, this.mode, choose), this.path, this.icicle);
+    parent.append(choice("Width by", options, this.mode, choose), this.path, this.icicle);
     new ResizeObserver(() => this.draw()).observe(this.icicle);
   }
 
@@ -31,7 +31,7 @@ class ModuleTree {
     this.plan = plan;
     this.freed = new Float64Array(modules.length);
     this.decisions = new Map();
-    for (const [module, start, freed, , policy] of plan.regions) {
+    for (const [module, start, freed, policy] of plan.regions) {
       this.freed[module] += freed;
       [...data.policies[policy]].forEach((decision, offset) => this.decisions.set(start + offset, decision));
     }
@@ -49,7 +49,7 @@ class ModuleTree {
     return own;
   }
 
-  // What forward leaves in memory for backward, by the operator and the module that made it.
+  // The activations in memory when forward is over, by the operator and the module that made them.
   activations(plain) {
     const own = new Float64Array(modules.length);
     let last = -1;
@@ -98,7 +98,12 @@ class ModuleTree {
     this.icicle.style.height = `${(deepest + 1) * ROW}px`;
     const focused = this.icicle.contains(document.activeElement);
     this.icicle.replaceChildren(...cells);
-    if (focused) this.focus(this.chosen);
+    // One cell is reached by Tab: the chosen one, or else the nearest around it.
+    let reached = this.chosen;
+    while (reached >= 0 && !this.cellOf(reached)) reached = modules[reached].parent;
+    const cell = this.cellOf(reached) ?? this.icicle.firstElementChild;
+    if (cell) cell.tabIndex = 0;
+    if (focused) cell?.focus();
     this.drawPath(sums);
   }
 
@@ -107,7 +112,7 @@ class ModuleTree {
     const value = sums[module];
     const share = sums[this.top] > 0 ? value / sums[this.top] : 0;
     const button = element("button", {
-      type: "button", role: "treeitem", "data-module": module, tabindex: module === this.chosen ? 0 : -1,
+      type: "button", role: "treeitem", "data-module": module, "aria-selected": module === this.chosen, tabindex: module === this.chosen ? 0 : -1,
       "aria-current": module === this.chosen, "aria-level": depth + 1,
       title: `${inner} (${kind}): ${this.text(value)}, ${percent(share)}`,
       class: this.freed?.[module] > 0 ? "planned" : null,
@@ -116,14 +121,17 @@ class ModuleTree {
     button.style.left = `${from}px`;
     button.style.width = `${to - from}px`;
     button.style.top = `${depth * ROW}px`;
-    button.style.setProperty("--heat", `${Math.round(18 + 60 * Math.sqrt(share))}%`);
+    button.style.setProperty("--heat", `${Math.round(18 + (Number(color("hottest")) - 18) * Math.sqrt(share))}%`);
     return button;
   }
 
   drawPath(sums) {
     const chain = [];
     for (let module = this.top; module >= 0; module = modules[module].parent) chain.unshift(module);
-    const link = (module) => element("button", { type: "button", onclick: () => this.zoom(module) }, modules[module].name);
+    const link = (module) => element("button", { type: "button", onclick: () => {
+        this.zoom(module);
+        this.focus(module);
+      } }, modules[module].name);
     const parts = chain.slice(0, -1).flatMap((module) => [link(module), " › "]);
     const note = sums[this.top] > 0 ? "" : this.mode === "freed" ? ": this plan frees nothing here" : ": nothing here";
     this.path.replaceChildren(...parts, element("strong", null, modules[this.top].name), ` ${this.text(sums[this.top])}${note}. Click a module for its operators, double-click or Enter to look inside.`);
@@ -134,6 +142,7 @@ class ModuleTree {
     for (const button of this.icicle.children) {
       const here = Number(button.dataset.module) === module;
       button.setAttribute("aria-current", here);
+      button.setAttribute("aria-selected", here);
       button.tabIndex = here ? 0 : -1;
     }
     this.list();
@@ -145,15 +154,19 @@ class ModuleTree {
     this.draw();
   }
 
+  cellOf(module) {
+    return this.icicle.querySelector(`[data-module="${module}"]`);
+  }
+
   focus(module) {
-    this.icicle.querySelector(`[data-module="${module}"]`)?.focus();
+    this.cellOf(module)?.focus();
   }
 
   typed(event) {
     const { parent, children } = modules[this.chosen];
     const siblings = modules[parent]?.children ?? [this.chosen];
     const beside = (by) => siblings[siblings.indexOf(this.chosen) + by];
-    const drawn = (module) => module != null && this.icicle.querySelector(`[data-module="${module}"]`) ? module : null;
+    const drawn = (module) => (module != null && this.cellOf(module) ? module : null);
     const go = (module) => {
       if (drawn(module) == null) return;
       this.choose(module);
@@ -199,10 +212,17 @@ class ModuleTree {
       const kind = { saved: "save", recomputed: "recompute" }[decision];
       rows.push([count(op + 1), opName(op), opModule(op).inner, [decision, kind], millis(opTime(op)), bytes(this.made[op]), bytes(this.keeps[op])]);
     }
-    const columns = [["", "number"], ["operator", "name"], ["in", "name"], ["the plan", ""], ["time", "number"], ["makes", "number"], ["left for backward", "number"]];
+    const columns = [["", "number"], ["operator", "name"], ["in", "name"], ["the plan", ""], ["time", "number"], ["makes", "number"], ["there after forward", "number"]];
     const title = this.root < 0 ? "No modules" : `${modules[this.chosen].inner} (${modules[this.chosen].kind}): ${count(total)} forward operators, forward ${millis(forward)}, backward ${millis(backward)}`;
+    const further = () => {
+      const { scrollTop } = this.operators.querySelector(".tall");
+      this.list(most + 5 * PAGE);
+      const longer = this.operators.querySelector(".tall");
+      longer.scrollTop = scrollTop;
+      longer.focus();
+    };
     const more = total > most
-      ? element("button", { type: "button", onclick: () => this.list(most + 5 * PAGE) }, `Show more of ${count(total)}`)
+      ? element("button", { type: "button", onclick: further }, `Show more of ${count(total)}`)
       : null;
     this.operators.replaceChildren(table(title, columns, rows, "scroll tall"), ...(more ? [more] : []));
   }
