@@ -12,7 +12,7 @@ use crate::style::{Sentence, Style, Tone};
 use crate::table::{Column, Table};
 
 /// Widths below which shortened text says little: of what to do, and of where the peak is then.
-const TITLE: usize = 30;
+const TITLE: usize = 40;
 const PLACE: usize = 24;
 
 /// Everything that `rematic explain` says.
@@ -82,9 +82,9 @@ impl ExplanationReport<'_> {
         let mut table = Table::new([
             Column::text("the cheapest ways down").shorten(Shorten::End, TITLE),
             Column::number("peak").tone(Tone::Good),
-            Column::number("frees").leave_out(1),
+            Column::number("frees").leave_out(0),
             Column::number("more time"),
-            Column::text("then it peaks").shorten(Shorten::End, PLACE).leave_out(0),
+            Column::text("then it peaks").shorten(Shorten::End, PLACE).leave_out(1),
         ]);
         let row = |title: String, peak: Bytes, extra: Option<Millis>, place: &Place| {
             let freed = self.explanation.peak_bytes.saturating_sub(peak);
@@ -104,11 +104,12 @@ impl ExplanationReport<'_> {
         for (number, remedy) in cheapest.iter().enumerate() {
             text += &note(number + 1, remedy, style);
         }
+        let step = unbroken(&self.explanation.step_ms.to_string());
         text += &style.sentence(&Sentence {
-            lead: ("", Tone::Plain),
+            lead: ("Each peak is a replay of the whole step;", Tone::Quiet),
             head: "",
-            gap: "",
-            tail: (&self.basis(), Tone::Quiet),
+            gap: " ",
+            tail: (&format!("times are on top of {step} on {}.", self.device), Tone::Quiet),
         });
         text
     }
@@ -122,11 +123,6 @@ impl ExplanationReport<'_> {
                 format!("{extra} ({share:.1} %)")
             }
         }
-    }
-
-    fn basis(&self) -> String {
-        let step = unbroken(&self.explanation.step_ms.to_string());
-        format!("Each peak is a replay of the whole step; times are on top of {step} on {}.", self.device)
     }
 }
 

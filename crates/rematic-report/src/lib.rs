@@ -1,5 +1,5 @@
-//! Renders results as text, JSON, Python and a page of HTML. Pure: the same input gives the same bytes, and nothing is
-//! printed here.
+//! Renders results as text, JSON, a page of HTML, Python, a Chrome trace and CSV. Pure: the same input gives the same
+//! bytes, and nothing is printed here.
 
 mod chrome_trace;
 mod comparison;

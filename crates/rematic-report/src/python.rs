@@ -1,7 +1,7 @@
 //! A plan as a Python file that applies it with torch alone.
 //!
-//! Names come from files of others. In the Python file they are literals of printable ASCII, in the code and in comments,
-//! so none of them can end a line or a string.
+//! Names come from files of others. In the Python file they are printable ASCII with the escapes of string literals, in
+//! comments too, so none of them can end a line or a string.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -41,7 +41,12 @@ pub fn plan_python(plan: &PlanDocument) -> String {
     }
     text += "\n# A policy, which call in one forward of the model, from 0, and of which modules.\nPLAN = [\n";
     for (policy, call, paths) in rows {
-        let _ = writeln!(text, "{INDENT}(POLICY_{policy}, {call}, [\n{}{INDENT}]),", wrapped(&paths, 2));
+        let line = format!("{INDENT}(POLICY_{policy}, {call}, [{}]),\n", paths.join(", "));
+        if line.len() <= WIDTH {
+            text += &line;
+        } else {
+            let _ = writeln!(text, "{INDENT}(POLICY_{policy}, {call}, [\n{}{INDENT}]),", wrapped(&paths, 2));
+        }
     }
     text + "]\n" + FOLLOW
 }
@@ -49,11 +54,11 @@ pub fn plan_python(plan: &PlanDocument) -> String {
 /// What the plan is for, and what it promises.
 fn about(plan: &PlanDocument) -> String {
     let ascii = |time: Millis| time.to_string().replace('µ', "u");
-    let facts = plan.facts.iter().map(|(name, value)| format!(", {} {}", literal(name), literal(value)));
+    let facts = plan.facts.iter().map(|(name, value)| format!(", {} {}", escaped(name), escaped(value)));
     format!(
         "# The step: {}{}\n# Peak: {} -> {} of {} ({} -> {} of {} bytes)\n\
          # Recomputing takes {} on top of {} on {}.\n",
-        literal(&plan.source),
+        escaped(&plan.source),
         facts.collect::<String>(),
         plan.baseline_peak_bytes,
         plan.peak_bytes,
@@ -63,7 +68,7 @@ fn about(plan: &PlanDocument) -> String {
         plan.budget_bytes.0,
         ascii(plan.recompute_ms),
         ascii(plan.step_ms),
-        literal(&plan.device),
+        escaped(&plan.device),
     )
 }
 
@@ -108,19 +113,23 @@ fn wrapped(items: &[String], depth: usize) -> String {
 
 /// A Python string literal of printable ASCII.
 fn literal(text: &str) -> String {
-    let mut literal = String::with_capacity(text.len() + 2);
-    literal.push('"');
+    format!("\"{}\"", escaped(text))
+}
+
+/// What stands between the quotes of a literal; in a comment, what cannot end it.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
-        match (character, u32::from(character)) {
-            ('"' | '\\', _) => literal.extend(['\\', character]),
-            (' '..='~', _) => literal.push(character),
-            (_, code @ ..=0xff) => drop(write!(literal, "\\x{code:02x}")),
-            (_, code @ ..=0xffff) => drop(write!(literal, "\\u{code:04x}")),
-            (_, code) => drop(write!(literal, "\\U{code:08x}")),
+        let code = u32::from(character);
+        match character {
+            '"' | '\\' => escaped.extend(['\\', character]),
+            ' '..='~' => escaped.push(character),
+            '\0'..='\u{ff}' => escaped += &format!("\\x{code:02x}"),
+            '\u{100}'..='\u{ffff}' => escaped += &format!("\\u{code:04x}"),
+            _ => escaped += &format!("\\U{code:08x}"),
         }
     }
-    literal.push('"');
-    literal
+    escaped
 }
 
 #[cfg(test)]

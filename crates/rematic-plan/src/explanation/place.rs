@@ -38,7 +38,7 @@ impl Place {
             (Phase::Forward, Some(name)) => format!("in forward, when {name} runs"),
             (Phase::Forward, None) => "in forward".to_owned(),
             (Phase::Backward, _) if of_loss => "in backward, when the loss's gradient is computed".to_owned(),
-            (Phase::Backward, Some(name)) => format!("in backward, when the gradients of {name} are computed"),
+            (Phase::Backward, Some(name)) => format!("in the backward of {name}"),
             (Phase::Backward, None) => "in backward".to_owned(),
             (Phase::Optimizer, _) => "when the optimizer steps".to_owned(),
         };

@@ -167,8 +167,9 @@ fn golden(name: &str) -> (Vec<String>, Vec<u64>, serde_json::Value) {
     let mut fixture: serde_json::Value = serde_json::from_slice(&text).unwrap();
     let column = |name: &str| fixture["timeline"][name].as_array().unwrap().clone();
     let distinct = column("names");
-    let names =
-        column("name").into_iter().map(|at| distinct[at.as_u64().unwrap() as usize].as_str().unwrap().to_owned());
+    let names = column("name")
+        .into_iter()
+        .map(|at| distinct[usize::try_from(at.as_u64().unwrap()).unwrap()].as_str().unwrap().to_owned());
     let names = names.collect();
     let mut total: u64 = 0;
     let totals = column("total").into_iter().map(|change| {

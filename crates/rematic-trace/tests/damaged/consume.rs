@@ -4,8 +4,10 @@ use std::path::Path;
 
 use rematic_cost::{CostRule, Costs, Device, ModuleTimes};
 use rematic_memory::{Allocator, Timeline};
-use rematic_plan::{Limits, MilpOptions, MilpOutcome, ModuleGraph, Outcome, PlanDocument, Problem, StepStats, milp};
-use rematic_report::{StatsReport, Style};
+use rematic_plan::{
+    Explanation, Limits, MilpOptions, MilpOutcome, ModuleGraph, Outcome, PlanDocument, Problem, StepStats, milp,
+};
+use rematic_report::{ExplanationReport, StatsReport, Style};
 use rematic_trace::{Bytes, StepTrace};
 use rematic_tradeoff::Tradeoffs;
 
@@ -28,8 +30,20 @@ pub(crate) fn consume(bytes: &[u8]) -> bool {
         assert!(report.json(true).ends_with("}\n"));
         assert!(report.text(Style::default()).contains("Peak"));
         plan(&trace, &costs, &stats, allocator);
+        explain(&trace, &costs, &device, allocator);
     }
     true
+}
+
+fn explain(trace: &StepTrace, costs: &Costs, device: &Device, allocator: Allocator) {
+    let explanation = Explanation::new(trace, costs, device, Limits { allocator, ..Limits::default() }).unwrap();
+    assert_eq!(explanation.residents.iter().map(|group| group.bytes).sum::<Bytes>(), explanation.peak_bytes);
+    for remedy in &explanation.remedies {
+        assert_eq!(remedy.peak_bytes + remedy.freed_bytes, explanation.peak_bytes);
+        assert!(remedy.extra_ms.is_none_or(|extra| extra.0.is_finite() && extra.0 >= 0.0));
+    }
+    let report = ExplanationReport { explanation: &explanation, device: &device.product, measured: None };
+    assert!(report.json().ends_with("}\n") && report.text(Style::default()).contains("The peak is"));
 }
 
 /// Every planner, for a budget that may or may not be reached.

@@ -45,7 +45,7 @@ pub(crate) fn man(arguments: &ManArguments) -> Result<String, Failure> {
 
 /// A file's name, and a page in roff.
 fn page(command: &Command) -> std::io::Result<(String, String)> {
-    let man = Man::new(command.clone());
+    let man = Man::new(command.clone()).source(concat!("rematic ", env!("CARGO_PKG_VERSION"))).manual("Rematic");
     let mut text = Vec::new();
     man.render(&mut text)?;
     Ok((man.get_filename(), String::from_utf8_lossy(&text).into_owned()))

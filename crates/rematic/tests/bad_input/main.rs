@@ -7,6 +7,7 @@ mod options;
 mod output;
 mod planning;
 mod plans;
+mod report;
 mod run;
 mod tables;
 mod traces;

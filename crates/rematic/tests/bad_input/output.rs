@@ -21,6 +21,27 @@ fn output_that_cannot_be_written_is_named() {
 }
 
 #[test]
+fn files_of_a_report_that_cannot_be_written_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let page = page.to_str().unwrap();
+    for option in ["--chrome-trace", "--csv"] {
+        let missing = folder.path().join("no/such/folder/step");
+        let missing = missing.to_str().unwrap();
+        let report = [["report"].as_slice(), &TINY, &["-o", page, option, missing]].concat();
+        refused(&report, &["cannot write", missing, "No such file or directory", "choose another file"]);
+    }
+}
+
+/// What is piped into a file is code, or nothing.
+#[test]
+fn without_a_plan_nothing_is_emitted() {
+    let emitted = run(&[["plan"].as_slice(), &TINY, &["--budget", "1KiB", "--emit", "python"]].concat());
+    assert_eq!((emitted.code, emitted.stdout.as_str()), (Some(3), ""));
+    assert!(emitted.stderr.contains("Cannot fit 1.00 KiB"), "{}", emitted.stderr);
+}
+
+#[test]
 fn a_full_disk_is_reported() {
     if std::path::Path::new("/dev/full").exists() {
         refused(&trace_to("/dev/full"), &["cannot write /dev/full", "No space left"]);

@@ -28,6 +28,9 @@ fn a_budget_is_a_size() {
     for budget in ["-1", "-1GiB", "x", "38 gigs", "GiB", "NaN", "inf", "1e400", "99999999999999999999", "1.6.2GiB"] {
         refused(&with("plan", &[&format!("--budget={budget}")]), &["--budget", budget, "is not a size", "38GiB, 40GB"]);
     }
+    for budget in ["-1", "-1GiB", "--json"] {
+        refused(&with("plan", &["--budget", budget]), &["--budget", budget, "is not a size", "38GiB, 40GB"]);
+    }
     refused(&with("plan", &["--budget", ""]), &["--budget"]);
     refused(&with("plan", &[]), &["--budget <SIZE>"]);
 }
@@ -45,6 +48,42 @@ fn a_budget_beyond_the_device_is_answered_with_a_warning() {
     let big = ["plan", "llama-3-8b", "--seq", "8192", "--device", "h100", "--budget", "80GiB", "--never", "*"];
     let ran = answered(&big, 3);
     assert!(ran.stderr.starts_with("warning: the budget of 80.00 GiB"), "{}", ran.stderr);
+}
+
+#[test]
+fn nobody_is_warned_who_wants_quiet() {
+    let quiet = ["--quiet", "--device", "h100", "--budget", "81GB"];
+    let loud = answered(&with("plan", &quiet[1..]), 0);
+    let ran = answered(&with("plan", &quiet), 0);
+    assert_eq!((ran.stderr.as_str(), &ran.stdout), ("", &loud.stdout));
+    assert!(!loud.stderr.is_empty());
+    refused(&with("plan", &["-q", "--budget", "0"]), &["the budget is 0 B"]);
+}
+
+#[test]
+fn options_of_another_planner_are_refused() {
+    for (option, value) in [("--gap", "0.1"), ("--time-limit", "3")] {
+        for planner in ["exact", "greedy"] {
+            let (whose, which) = (format!("{option} is for --planner milp"), format!("the planner is {planner}"));
+            let parts = [whose.as_str(), which.as_str(), "or drop"];
+            refused(&with("plan", &["--budget", "400KiB", "--planner", planner, option, value]), &parts);
+        }
+        answered(&with("plan", &["--budget", "400KiB", "--planner", "milp", option, value]), 0);
+    }
+}
+
+#[test]
+fn what_cannot_fit_is_told_by_category() {
+    for planner in ["exact", "greedy"] {
+        let ran = answered(&with("plan", &["--planner", planner, "--budget", "260KiB", "--json"]), 3);
+        let answer: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        let categories = answer["least_budget_categories"].as_array().unwrap();
+        let sum: u64 = categories.iter().map(|part| part["bytes"].as_u64().unwrap()).sum();
+        assert_eq!(answer["least_budget_bytes"].as_u64(), Some(sum));
+        assert!(categories.len() > 2, "{categories:?}");
+    }
+    let fits = answered(&with("plan", &["--budget", "1GiB", "--json"]), 0);
+    assert!(!fits.stdout.contains("least_budget_categories"));
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub(super) fn fused(step: &Step<'_>) -> Option<Proposal> {
     Some(Proposal {
         kind: RemedyKind::FusedAttention,
         title: "Use a fused attention kernel".to_owned(),
-        how: "F.scaled_dot_product_attention, with --attention flash or efficient here".to_owned(),
+        how: "F.scaled_dot_product_attention; of a built-in model, --attention flash or efficient".to_owned(),
         assumption: "Scores are not stored, and computed again in backward".to_owned(),
         extra: Some(Millis((again - saved).max(0.0))),
         change,

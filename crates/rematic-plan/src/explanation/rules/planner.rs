@@ -7,8 +7,10 @@ use crate::planner::{Outcome, Solution};
 
 /// The share of the step's time that recomputation may take.
 const SHARE: f64 = 0.05;
-/// Budgets that are tried between the step as it is and the least that can be reached.
-const TRIES: usize = 6;
+/// Rounds of bisection: to less than a thousandth of the peak.
+const BISECTIONS: usize = 10;
+/// Budgets that are tried from there to the step as it is.
+const TRIES: u64 = 8;
 
 /// Recomputation: the plan with the lowest peak among those that take at most 5 % of the step's time.
 ///
@@ -30,24 +32,27 @@ pub(super) fn checkpointing(step: &Step<'_>) -> Option<Proposal> {
     })
 }
 
-/// The least budget within the limit, by bisection.
+/// The least budget within the limit: where the bound crosses it, by bisection; from there upwards until a plan is within it.
 fn cheap(step: &Step<'_>, limit: Millis) -> Option<Solution> {
-    let least = step.problem.least();
-    if least.replayed.recompute <= limit {
-        return Some(least);
-    }
-    let (mut low, mut high) = (least.replayed.peak.0, step.problem.baseline().peak.0);
-    let mut best: Option<Solution> = None;
-    for _ in 0..TRIES {
-        let budget = low + (high - low) / 2;
-        match step.problem.exact(Bytes(budget)) {
-            Outcome::Planned(solution) if solution.replayed.recompute <= limit => {
-                high = solution.replayed.peak.0.clamp(low, budget);
-                best = Some(solution);
-            }
-            Outcome::Fits => return best,
-            Outcome::Planned(_) | Outcome::Infeasible(_) => low = budget,
+    let peak = step.problem.baseline().peak.0;
+    let (mut low, mut high) = (0, peak);
+    for _ in 0..BISECTIONS {
+        let middle = low + (high - low) / 2;
+        match step.problem.lower_bound(Bytes(middle)) {
+            Some(bound) if bound <= limit => high = middle,
+            _ => low = middle,
         }
     }
-    best
+    for try_number in 0..TRIES {
+        let budget = high + (peak - high) / TRIES * try_number;
+        let solution = match step.problem.exact(Bytes(budget)) {
+            Outcome::Planned(solution) => solution,
+            Outcome::Infeasible(infeasible) => infeasible.least,
+            Outcome::Fits => return None,
+        };
+        if solution.replayed.recompute <= limit {
+            return Some(solution);
+        }
+    }
+    None
 }

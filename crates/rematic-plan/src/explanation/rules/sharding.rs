@@ -7,7 +7,7 @@ use super::Step;
 /// Devices to spread over: those of a usual node.
 const NODE: u64 = 8;
 /// FSDP gathers the parameters for forward and again for backward, and scatters the gradients.
-const TRANSFERS: u64 = 3;
+const TRANSFERS: u128 = 3;
 
 /// Parameters, gradients and optimizer state spread over the devices of a node; over twice as many where they are spread
 /// so far already.
@@ -23,7 +23,10 @@ pub(super) fn sharded(step: &Step<'_>) -> Option<Proposal> {
         .filter(|storage| storage.birth.is_none() && storage.category == Category::Parameter)
         .map(|storage| storage.bytes)
         .fold(0, u64::saturating_add);
-    let moved = |devices: u64| u128::from(parameters) * u128::from(TRANSFERS * (devices - 1)) / u128::from(devices);
+    let moved = |devices: u64| {
+        let whole = u128::from(parameters) * TRANSFERS;
+        whole - whole / u128::from(devices)
+    };
     let more = u64::try_from(moved(world_size) - moved(step.world_size.max(1))).unwrap_or(u64::MAX);
     Some(Proposal {
         kind: RemedyKind::Sharding,
