@@ -183,6 +183,9 @@ class Plan:
     def source(self) -> str:
         """The model."""
     @property
+    def facts(self) -> dict[str, str]:
+        """How the step was traced."""
+    @property
     def device(self) -> str:
         """The device that times are for."""
     @property

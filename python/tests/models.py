@@ -100,6 +100,21 @@ def resnet50(device: str) -> Build:
     return model.train(), (torch.zeros(BATCH, 3, 64, 64),), {}
 
 
+class Layer(nn.Module):
+    """The second half of a transformer's layer."""
+
+    def __init__(self, width: int = 16, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout) if dropout else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.narrow(nn.functional.gelu(self.wide(self.norm(x))))
+        return x + (y if self.dropout is None else self.dropout(y))
+
+
 class Block(nn.Module):
     """Two convolutions."""
 

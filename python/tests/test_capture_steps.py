@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from canonical import timeline
+from models import Layer
 from rematic._capture.step import document as capture
 from rematic._capture.step import document_of_step as capture_step
 
@@ -22,22 +23,11 @@ Stats = Callable[..., dict[str, Any]]
 WIDTH = 64
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.wide = nn.Linear(WIDTH, 4 * WIDTH)
-        self.narrow = nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.narrow(nn.functional.gelu(self.wide(self.norm(x))))
-
-
 class Stack(nn.Module):
     def __init__(self, reentrant: bool | None = None) -> None:
         super().__init__()
         self.embedding = nn.Embedding(16, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.layers = nn.ModuleList(Layer(WIDTH) for _ in range(3))
         self.head = nn.Linear(WIDTH, 16, bias=False)
         self.reentrant = reentrant
 
@@ -207,7 +197,7 @@ class Nested(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = Layer()
+        self.layer = Layer(WIDTH)
         self.norm = nn.BatchNorm1d(32)
         self.register_buffer("table", torch.ones(WIDTH))
         self.constant = torch.arange(WIDTH)

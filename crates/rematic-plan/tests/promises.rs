@@ -144,3 +144,20 @@ fn in_full() {
         keeps_its_promises(name, None, world_size, 20);
     }
 }
+
+#[test]
+fn moments_have_the_peaks_of_both_replays() {
+    let trace = Model::builtin("seed-transformer").unwrap().trace().unwrap();
+    let costs = Costs::new(&trace, &Device::find("h100").unwrap(), CostRule::Physical).unwrap();
+    let problem = Problem::new(&trace, &costs, Limits::default()).unwrap();
+    let solution = problem.least();
+    let moments = problem.moments(&solution.checkpoints);
+    assert_eq!(moments.len(), trace.ops().len() + solution.replayed.recomputed.len());
+    assert_eq!(moments.iter().map(|moment| moment.before).max(), Some(problem.baseline().peak));
+    assert_eq!(moments.iter().map(|moment| moment.after).max(), Some(solution.replayed.peak));
+    assert!(moments.is_sorted_by_key(|moment| moment.phase), "what is recomputed belongs to backward");
+    let plain = problem.moments(&[]);
+    assert!(plain.iter().all(|moment| moment.before == moment.after));
+    let totals: Vec<Bytes> = plain.iter().map(|moment| moment.after).collect();
+    assert_eq!(totals, Timeline::replay(&trace, Allocator::Cuda).totals());
+}

@@ -3,12 +3,13 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use rematic::{Fit, Limits, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Verdict};
 use rematic_plan::Choice;
 
 use crate::error::{exception, infeasible, warn};
 use crate::option::{self, Patterns, TableOrPath, target};
-use crate::trace::Trace;
+use crate::trace::{Trace, facts};
 use crate::work::interruptible;
 
 /// What to drop and recompute in a step, with what was promised.
@@ -133,6 +134,12 @@ impl Plan {
     #[getter]
     fn source(&self) -> &str {
         &self.document.source
+    }
+
+    /// How the step was traced.
+    #[getter]
+    fn facts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        facts(py, &self.document.facts)
     }
 
     /// The device that times are for.

@@ -169,11 +169,7 @@ impl Trace {
     /// How it was traced.
     #[getter]
     fn facts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let facts = PyDict::new(py);
-        for (name, value) in &self.step.facts {
-            facts.set_item(name, value)?;
-        }
-        Ok(facts)
+        facts(py, &self.step.facts)
     }
 
     /// The modules, each after the module that holds it.
@@ -277,4 +273,13 @@ impl Trace {
         let from_bytes = py.get_type::<Trace>().getattr("from_bytes")?;
         Ok((from_bytes, (self.to_bytes(py, true)?,)))
     }
+}
+
+/// How a step was traced, as a dictionary.
+pub(crate) fn facts<'py>(py: Python<'py>, facts: &[(String, String)]) -> PyResult<Bound<'py, PyDict>> {
+    let found = PyDict::new(py);
+    for (name, value) in facts {
+        found.set_item(name, value)?;
+    }
+    Ok(found)
 }

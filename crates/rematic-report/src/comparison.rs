@@ -31,3 +31,45 @@ pub(crate) fn comparison(moments: &[PlannedMoment], budget: Bytes, style: Style)
     text += &format!(" {:head$} {}\n", "", style.paint(&phases, Tone::Quiet));
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use rematic_trace::Phase;
+
+    use super::*;
+
+    fn moments(totals: &[(u64, u64)]) -> Vec<PlannedMoment> {
+        let moment = |&(before, after): &(u64, u64)| PlannedMoment {
+            phase: Phase::Forward,
+            before: Bytes(before),
+            after: Bytes(after),
+        };
+        totals.iter().map(moment).collect()
+    }
+
+    fn text(totals: &[(u64, u64)], width: u16) -> String {
+        comparison(&moments(totals), Bytes(900), Style { color: false, width })
+    }
+
+    #[test]
+    fn both_lines_have_one_scale() {
+        let shown = " before ▁▄█ 800 B\n after  ▁▂▄ 400 B of 900 B\n        └forward\n";
+        assert_eq!(text(&[(100, 100), (400, 200), (800, 400)], 80), shown);
+    }
+
+    #[test]
+    fn a_step_without_a_plan_is_one_line() {
+        assert_eq!(text(&[(100, 100), (800, 800)], 80), " memory ▁█ 800 B\n        └forward\n");
+        assert_eq!(text(&[], 80), "");
+    }
+
+    #[test]
+    fn lines_are_as_wide_as_the_terminal() {
+        let totals: Vec<(u64, u64)> = (0..500).map(|index| (500 + index, 500)).collect();
+        for width in [40, 80, 120] {
+            let text = text(&totals, width);
+            let longest = text.lines().map(columns).max();
+            assert_eq!(longest, Some(width.into()), "{text}");
+        }
+    }
+}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rematic._core import Plan, PlanError
+from rematic._core import Plan, PlanError, RematicWarning
 from rematic._core import plan as make_plan
 from rematic._capture.step import OptimizerChoice, capture
 
@@ -35,28 +37,41 @@ def auto(
     device: str | None = None,
     loss: Callable[[Any], Tensor] | None = None,
     optimizer: OptimizerChoice = None,
+    world_size: int = 1,
     **kwargs: Any,
 ) -> Plan:
     """Makes one training step of `model(*args, **kwargs)` fit a memory budget: captures it, plans, and applies the plan.
 
     `device` is a name of `rematic devices`; by default this machine's GPU, and "a100-80" without one. With "cpu" the step
     is captured as the CPU runs it. Without a budget it is all of the device's memory. `loss` and `optimizer` are those
-    of `capture`. A step that fits as it is has a plan without regions, and nothing is applied. Raises `Infeasible` if
-    no plan meets the budget.
+    of `capture`, `world_size` that of `plan`: devices among which parameters, gradients and optimizer state are spread. A
+    step that fits as it is has a plan without regions, and nothing is applied. Raises `Infeasible` if no plan meets the
+    budget.
     """
     check_free(getattr(model, "_orig_mod", model))
     kind = "cpu" if device == "cpu" else "cuda"
+    all_of_it: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if device is None and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         device = device_of(properties.name, properties.total_memory)
         if budget is None:
             budget = properties.total_memory
+            all_of_it = _more_than_promised()
     elif device is None or device == "cpu":
         device = DEFAULT_DEVICE
     trace = capture(model, *args, loss=loss, optimizer=optimizer, device=kind, **kwargs)
-    plan = make_plan(trace, budget, device=device)
+    with all_of_it:
+        plan = make_plan(trace, budget, device=device, world_size=world_size)
     apply(model, plan)
     return plan
+
+
+@contextlib.contextmanager
+def _more_than_promised() -> Iterator[None]:
+    """Drivers often report some more memory than data sheets promise; what they report is there."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the budget of .* is larger than the memory of", RematicWarning)
+        yield
 
 
 def device_of(product: str, memory: int) -> str:

@@ -7,6 +7,7 @@ as they are.
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,12 @@ from rematic._core import Plan, PlanError
 
 from .compiled import compiled_contexts
 from .errors import Mismatch
+from .forwards import Forwards
 from .modes import Again, Forward, Kept
 from .policy import Policy
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 class Wrapper:
@@ -79,10 +82,15 @@ class Wrapper:
                 context_fn=functools.partial(compiled_contexts, policy),
                 **kwargs,
             )
+        modes = _count_modes()
         try:
             return self._checkpointed(policy, args, kwargs)
-        except Mismatch as error:
-            self._explain(error)
+        except Exception as error:
+            if _count_modes() > modes:
+                # PyTorch 2.6 leaves what checkpointing has entered to the end of the frames that the error holds.
+                traceback.clear_frames(error.__traceback__)
+            if isinstance(error, Mismatch):
+                self._explain(error)
             raise
 
     def _checkpointed(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -110,11 +118,6 @@ class Wrapper:
                     f"modules around it ({never}), or shard `{mismatch.module}` as one."
                 )
                 return
-        if self.module._forward_pre_hooks or self.module._forward_hooks:
-            mismatch.add(
-                "It has forward hooks of its own, which run outside of what is checkpointed; if they run operators, plan "
-                f"without it ({never})."
-            )
 
 
 def _contexts(policy: Policy) -> tuple[Forward, Again]:
@@ -125,11 +128,12 @@ def _contexts(policy: Policy) -> tuple[Forward, Again]:
 class Root:
     """The model that a plan is applied to, with its wrapped modules."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
         self.model = model
         # A model that evaluates is not checkpointed, unless its plan was put onto it in that state.
         self.trains = model.training
         self.running = False
+        self.forwards = Forwards(model, plan)
         self.wrapper = Wrapper(model, self)
         self.wrappers = [self.wrapper]
 
@@ -138,27 +142,43 @@ class Root:
         return self.trains and not self.model.training
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One forward of the model: calls are counted anew."""
+        """One forward of the model. Calls are counted from the first forward of a step to its last."""
+        trains = torch.is_grad_enabled() and not self.rests()
+        counts = self.forwards.has(trains)
+        if self.forwards.next == 0:
+            self._count_anew()
+        before = [wrapper.calls for wrapper in self.wrappers]
         self.running = True
         try:
             out = self.wrapper.run(args, kwargs)
-            if torch.is_grad_enabled() and not self.rests():
+            if not counts:
+                for wrapper, calls in zip(self.wrappers, before, strict=True):
+                    wrapper.calls = calls
+            elif self.forwards.advance():
                 for wrapper in self.wrappers:
                     self._check_calls(wrapper)
+                self._count_anew()
+        except BaseException:
+            self.forwards.restart()
+            self._count_anew()
+            raise
         finally:
             self.running = False
-            for wrapper in self.wrappers:
-                wrapper.calls = 0
         return out
+
+    def _count_anew(self) -> None:
+        for wrapper in self.wrappers:
+            wrapper.calls = 0
 
     def _check_calls(self, wrapper: Wrapper) -> None:
         # A module that is skipped (stochastic depth) takes no memory.
         for call, policy in wrapper.policies.items():
             if 0 < wrapper.calls <= call:
+                count = self.forwards.count
+                forwards = "one forward of the model calls it" if count == 1 else f"{count} forwards of the model call it"
                 raise PlanError(
-                    f"The plan checkpoints call {call} (from 0) of `{policy.module}`, but one forward of the model calls it "
-                    f"only {wrapper.calls} times; plan for a step with one forward of the model, which is repeated "
-                    "where training calls it several times"
+                    f"The plan checkpoints call {call} (from 0) of `{policy.module}`, but {forwards} only {wrapper.calls} "
+                    "times; capture and plan the step as it runs"
                 )
 
 
@@ -167,13 +187,14 @@ def apply(model: nn.Module, plan: Plan) -> None:
     operator.
 
     The plan must be for this model as it runs. If it runs other operators, `Mismatch` names the first that differs. A
-    plan is for one forward of the model; where a step calls the model several times, each forward follows it. Without
-    gradients, and when the model evaluates, nothing is checkpointed. `remove` takes the plan off.
+    plan for one forward of the model is followed by each; a plan for a step with several is followed by one after the
+    other, and from the first again after the last and after the optimizer's step. Without gradients, and when the model
+    evaluates, nothing is checkpointed. `remove` takes the plan off.
     """
     model = getattr(model, "_orig_mod", model)
     check_free(model)
     modules = dict(model.named_modules())
-    root = Root(model)
+    root = Root(model, plan)
     by_module = {id(model): root.wrapper}
     for region in plan.regions:
         # Paths begin with the class of the model, which sharding changes.

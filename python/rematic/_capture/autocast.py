@@ -8,6 +8,7 @@ their arguments by the same rules.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+
+from .errors import CaptureError
 
 Kernel = Callable[..., Any]
 
@@ -77,10 +80,10 @@ class Autocast:
             init(this, self._named(device_type), *args, **kwargs)
 
         def entered(this: Any) -> Any:
-            result = enter(this)
+            # First, because a failure must not leave autocast on.
             if this.device == self._device:
                 self._begin()
-            return result
+            return enter(this)
 
         def left(this: Any, *args: Any) -> Any:
             if this.device == self._device:
@@ -108,6 +111,11 @@ class Autocast:
         self._depth += 1
         if self._library is not None:
             return
+        if "allow_override" not in inspect.signature(torch.library.Library.impl).parameters:
+            raise CaptureError(
+                f"torch.autocast cannot be captured with PyTorch {torch.__version__}, which lets no kernel be replaced; take a "
+                "newer one, or plan without autocast"
+            )
         self._library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
         listed = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{self._device.upper()}")
         with warnings.catch_warnings():

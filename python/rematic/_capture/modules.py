@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
 
 from .recorder import Recorder, device_tensors
 from .trees import map_tensors
 
 _graph_task = torch._C._current_graph_task_id
 
+_GLOBAL_HOOKS = (modules._global_forward_pre_hooks, modules._global_forward_hooks)
+
+# A fact of the trace if a step calls the model several times: its forwards in order, which train or rest, and where the
+# optimizer steps between them.
+FORWARDS = "forwards"
+TRAIN, REST, STEP = "train", "rest", "step"
+
 
 class ModuleTree:
     """The modules of one model, with the storages of their parameters and buffers."""
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+        self.model = model
         self.rows: list[dict[str, Any]] = []
         self.row_of: dict[int, int] = {}
         self.paths: list[str] = []
@@ -58,6 +68,8 @@ class CallWatch:
         self._entered: dict[int, bool] = {}
         self._callback_queued = False
         self.first_exit: int | None = None
+        self._trains = tree.model.training
+        self.forwards: list[str] = []
         # The innermost module in which something failed.
         self.failed: str | None = None
 
@@ -75,15 +87,10 @@ class CallWatch:
                 return original(module, *args, **kwargs)
             if not watch._recorder.call_stack:
                 args, kwargs = map_tensors((args, kwargs), watch._recorder.on_device)
-            number = watch._enter(row, args, kwargs)
-            try:
-                result = original(module, *args, **kwargs)
-            except Exception:
-                if watch.failed is None:
-                    watch.failed = watch._tree.paths[row]
-                raise
-            watch._exit(number, result)
-            return result
+            if module._forward_pre_hooks or module._forward_hooks or any(_GLOBAL_HOOKS):
+                with watch._inside_hooks(module, row):
+                    return original(module, *args, **kwargs)
+            return watch._noted(row, functools.partial(original, module), args, kwargs)
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
         try:
@@ -91,7 +98,42 @@ class CallWatch:
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]
 
+    def _noted(self, row: int, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number = self._enter(row, args, kwargs)
+        try:
+            result = run(*args, **kwargs)
+        except Exception:
+            if self.failed is None:
+                self.failed = self._tree.paths[row]
+            raise
+        self._exit(number, result)
+        return result
+
+    @contextlib.contextmanager
+    def _inside_hooks(self, module: nn.Module, row: int) -> Iterator[None]:
+        """While it is entered, the module's next forward is noted. Its forward hooks run outside of a checkpoint, so they
+        belong to the caller."""
+        own = module.__dict__.get("forward")
+        forward = module.forward
+
+        def restore() -> None:
+            module.__dict__.pop("forward", None)
+            if own is not None:
+                module.__dict__["forward"] = own
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            restore()
+            return self._noted(row, forward, args, kwargs)
+
+        module.__dict__["forward"] = noted
+        try:
+            yield
+        finally:
+            restore()
+
     def _enter(self, row: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        if row == 0:
+            self._begin_forward()
         inputs = device_tensors(args)
         number = self._recorder.enter(row, inputs, device_tensors(kwargs) if kwargs else [])
         events = self._recorder.events
@@ -111,6 +153,12 @@ class CallWatch:
         if not watched:
             self._open_ended.append(number)
         return number
+
+    def _begin_forward(self) -> None:
+        if self.forwards and self._recorder.after_optimizer:
+            self.forwards.append(STEP)
+        evaluates = self._trains and not self._tree.model.training
+        self.forwards.append(TRAIN if torch.is_grad_enabled() and not evaluates else REST)
 
     def _exit(self, number: int, result: Any) -> None:
         outputs = device_tensors(result)

@@ -66,12 +66,12 @@ class ListKernels(TorchDispatchMode):
 def _kind(func: Any) -> int:
     schema = func._schema
     name = func._opname
-    if func in READERS or torch.Tag.out in func.tags:
+    if func in READERS or any(argument.is_out for argument in func._schema.arguments):
         return _OTHER
     if schema.is_mutable:
         if name.startswith(("_foreach_", "_fused_")) and not schema.returns:
             return _OVERWRITES_LIST
-        return _PLAIN if torch.Tag.inplace in func.tags and len(schema.returns) == 1 else _OTHER
+        return _PLAIN if func._opname.endswith("_") and len(schema.returns) == 1 else _OTHER
     if any(returned.alias_info is not None for returned in schema.returns) or func.namespace != "aten":
         return _OTHER
     return _PLAIN

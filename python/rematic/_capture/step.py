@@ -22,7 +22,7 @@ from rematic._core import Trace
 
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, user_line
-from .modules import CallWatch, GradientWatch, ModuleTree
+from .modules import FORWARDS, CallWatch, GradientWatch, ModuleTree
 from .recorder import Recorder
 from .replica import Replica
 from .routing import DEVICES, as_on
@@ -265,7 +265,7 @@ class _Attempt:
             "format": "rematic-trace",
             "version": 1,
             "model": type(self.model).__name__,
-            "facts": [*self._facts(), *(["assumed", text] for text in sorted(recorder.values.assumptions))],
+            "facts": [*self._facts(calls), *(["assumed", text] for text in sorted(recorder.values.assumptions))],
             "names": recorder.names,
             "layouts": recorder.layouts,
             "modules": tree.rows,
@@ -307,9 +307,11 @@ class _Attempt:
         )
         self.after = dataclasses.replace(self.after, with_gradient=with_gradient)
 
-    def _facts(self) -> list[list[str]]:
+    def _facts(self, calls: CallWatch) -> list[list[str]]:
         facts = [["device", self.device], ["torch", torch.__version__.split("+")[0]]]
         facts.append(["optimizer", type(self.optimizer).__name__.lower() if self.optimizer else "none"])
+        if len(calls.forwards) > 1:
+            facts.append([FORWARDS, " ".join(calls.forwards)])
         return facts
 
 

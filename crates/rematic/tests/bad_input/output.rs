@@ -20,19 +20,6 @@ fn output_that_cannot_be_written_is_named() {
     refused(&trace_to(""), &["--output"]);
 }
 
-#[test]
-fn files_of_a_report_that_cannot_be_written_are_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let page = folder.path().join("page.html");
-    let page = page.to_str().unwrap();
-    for option in ["--chrome-trace", "--csv"] {
-        let missing = folder.path().join("no/such/folder/step");
-        let missing = missing.to_str().unwrap();
-        let report = [["report"].as_slice(), &TINY, &["-o", page, option, missing]].concat();
-        refused(&report, &["cannot write", missing, "No such file or directory", "choose another file"]);
-    }
-}
-
 /// What is piped into a file is code, or nothing.
 #[test]
 fn without_a_plan_nothing_is_emitted() {

@@ -1,0 +1,168 @@
+"""Plans by hand for small models, and what such models give with and without them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Callable
+from fnmatch import fnmatch
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rematic
+from models import Layer
+from rematic._capture.step import document as capture
+
+WIDTH = 16
+
+
+def layer() -> Layer:
+    return Layer(WIDTH, dropout=0.2)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer() for _ in range(3))
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x) * scale
+
+
+class Block(nn.Module):
+    """In-place operators, running statistics, and a counter."""
+
+    def __init__(self, inplace: bool = True) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.relu = nn.ReLU(inplace)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.norm(self.first(x)))
+        z = self.second(y)
+        z.mul_(2)
+        z += y
+        return z.tanh()
+
+
+class Around(nn.Module):
+    """Calls one block several times, and once without gradients."""
+
+    def __init__(self, block: nn.Module, calls: int = 3) -> None:
+        super().__init__()
+        self.block = block
+        self.calls = calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = x + self.block(x)
+        for _ in range(self.calls):
+            x = self.block(x)
+        return x
+
+
+X = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+def whole(model: nn.Module, *args: Any, only: str = "layers.*") -> rematic.Plan:
+    """A plan that recomputes all of some modules, at each of their calls that needs a gradient."""
+    document = json.loads(capture(model, *args, device="cpu", optimizer=False))
+    plan = json.loads(rematic.plan(rematic.Trace.from_bytes(json.dumps(document).encode()), "1GiB").to_json())
+    paths: list[str] = []
+    for module in document["modules"]:
+        paths.append(module["name"] if module["parent"] is None else f"{paths[module['parent']]}.{module['name']}")
+    calls: Counter[int] = Counter()
+    open_calls: dict[int, dict[str, Any]] = {}
+    for event in document["events"]:
+        if "enter" in event:
+            module = document["calls"][event["enter"]]["module"]
+            region = {"module": paths[module], "call": calls[module], "policy": [], "saves": False}
+            open_calls[event["enter"]] = region
+            calls[module] += 1
+        elif "op" in event and document["ops"][event["op"]]["phase"] == "forward":
+            op = document["ops"][event["op"]]
+            for region in open_calls.values():
+                name = document["names"][op["name"]]
+                region["policy"].append({"index": len(region["policy"]), "op": name, "decision": "recompute"})
+                region["saves"] |= "saves" in op
+        elif "exit" in event:
+            region = open_calls.pop(event["exit"])
+            if fnmatch(region["module"].partition(".")[2], only) and region.pop("saves"):
+                plan["regions"].append({**region, "discard": 1.0, "freed_bytes": 0, "recompute_ms": 0.0})
+    assert plan["regions"]
+    plan["regions"] = [
+        region for region in plan["regions"] if not any(is_inside(region, other) for other in plan["regions"])
+    ]
+    return rematic.Plan.from_json(json.dumps(plan))
+
+
+def is_inside(region: dict[str, Any], other: dict[str, Any]) -> bool:
+    return region["module"].startswith(other["module"] + ".")
+
+
+def least(model: nn.Module, *args: Any, **options: Any) -> rematic.Plan:
+    trace = rematic.Trace.from_bytes(capture(model, *args, device="cpu", optimizer=False))
+    with pytest.raises(rematic.Infeasible) as infeasible:
+        rematic.plan(trace, 1, **options)
+    return rematic.plan(trace, infeasible.value.least_budget, **options)
+
+
+def edited(plan: rematic.Plan, edit: Callable[[dict[str, Any]], None]) -> rematic.Plan:
+    document = json.loads(plan.to_json())
+    edit(document)
+    return rematic.Plan.from_json(json.dumps(document))
+
+
+def saving(plan: rematic.Plan, *names: str) -> rematic.Plan:
+    """The same plan, but the outputs of these operators are saved."""
+
+    def edit(document: dict[str, Any]) -> None:
+        for region in document["regions"]:
+            for op in region["policy"]:
+                op["decision"] = "save" if op["op"] in names else "recompute"
+
+    return edited(plan, edit)
+
+
+def results(model: nn.Module, *args: Any, passes: int = 1, **kwargs: Any) -> list[Tensor]:
+    """Losses, gradients and buffers of some passes; and what the generator gives afterwards."""
+    state = copy.deepcopy(model.state_dict())
+    torch.manual_seed(3)
+    losses = []
+    for _ in range(passes):
+        loss = model(*args, **kwargs).square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+    gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    model.zero_grad()
+    model.load_state_dict(state)
+    return [*losses, *gradients, *buffers, torch.rand(2)]
+
+
+def check_equal(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(found) == len(expected)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+class Runs:
+    """Counts how often a module's own forward runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module]) -> None:
+        self.count = 0
+        forward = kind.forward
+
+        def counted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return forward(module, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "forward", counted)

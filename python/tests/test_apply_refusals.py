@@ -1,0 +1,155 @@
+"""What a plan was not made for is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rematic
+from models import Layer
+from plans import WIDTH, Around, Block, Stack, X, check_equal, layer, results, saving, whole
+
+
+# ---- other models and other operators ----
+
+
+def test_a_model_already_wrapped() -> None:
+    model = Stack()
+    plan = whole(model, X)
+    rematic.apply(model, plan)
+    with pytest.raises(rematic.PlanError, match=r"already applied to the Stack; call rematic.remove\(model\) first"):
+        rematic.apply(model, plan)
+    with pytest.raises(rematic.PlanError, match="already applied"):
+        rematic.auto(model, X)
+    rematic.remove(model)
+    rematic.remove(model)
+    rematic.apply(model, plan)
+
+
+def test_a_plan_for_another_model() -> None:
+    plan = whole(Stack(), X)
+    other = nn.Sequential(layer())
+    words = "The plan is for another model, Stack: it checkpoints `Stack.layers.0`, and this Sequential has no such module"
+    with pytest.raises(rematic.PlanError, match=words):
+        rematic.apply(other, plan)
+    assert "forward" not in other.__dict__
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected", "found"),
+    [
+        (lambda layer, x: x + layer.narrow(nn.functional.silu(layer.wide(layer.norm(x)))), "gelu.default", "silu.default"),
+        (lambda layer, x: layer.norm(x), "t.default", None),
+        (lambda layer, x: Layer.own(layer, x).exp(), None, "exp.default"),
+    ],
+)
+def test_other_operators_in_forward(
+    forward: Any, expected: str | None, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Stack()
+    plan = whole(model, X)
+    rematic.apply(model, plan)
+    monkeypatch.setattr(Layer, "own", Layer.forward, raising=False)
+    monkeypatch.setattr(Layer, "forward", forward)
+    with pytest.raises(rematic.Mismatch, match=r"`Stack.layers.0` \(call 0\) does not do what the plan was made for") as raised:
+        model(X)
+    error = raised.value
+    assert (error.module, error.call, error.expected, error.found) == ("Stack.layers.0", 0, expected, found)
+    policy = [name for name, _ in plan.regions[0].policy]
+    assert error.position == (policy.index(expected) if expected else len(policy))
+    assert "in forward" in str(error) and isinstance(error, rematic.PlanError)
+    # Nothing is left behind: with its own forward it runs again.
+    monkeypatch.setattr(Layer, "forward", Layer.own)
+    model(X).sum().backward()
+
+
+def test_other_operators_when_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Stack()
+    rematic.apply(model, whole(model, X))
+    loss = model(X).sum()
+    monkeypatch.setattr(nn.functional, "gelu", nn.functional.silu)
+    with pytest.raises(rematic.Mismatch, match="when it is recomputed it runs `silu.default`") as raised:
+        loss.backward()
+    assert raised.value.module == "Stack.layers.2"
+
+
+# ---- other calls ----
+
+
+def test_a_module_called_without_the_model() -> None:
+    model = Stack()
+    rematic.apply(model, whole(model, X))
+    with pytest.raises(rematic.PlanError, match="`Stack.layers.1` was called by itself"):
+        model.layers[1](X)
+
+
+def test_calls_that_do_not_come() -> None:
+    model = Around(layer())
+    rematic.apply(model, whole(model, X, only="block"))
+    model.calls = 1
+    with pytest.raises(rematic.PlanError, match=r"call 2 \(from 0\) of `Around.block`, but one forward .* only 2 times"):
+        model(X)
+
+
+def test_a_second_backward() -> None:
+    model = Stack()
+    plan = whole(model, X)
+    rematic.apply(model, saving(plan, "addmm.default"))
+    loss = model(X).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(rematic.PlanError, match="`Stack.layers.2` is recomputed a second time"):
+        loss.backward()
+    rematic.remove(model)
+    rematic.apply(model, plan)
+    loss = model(X).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+class Leaking(nn.Module):
+    """Gives out what it computes with, which is then changed."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.linear(x)
+            return y, (y + 1).sin()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = self.Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, z = self.inner(x)
+        return y.mul_(2) + z
+
+
+def test_saved_outputs_that_are_changed_outside() -> None:
+    model = Leaking()
+    expected = results(model, X)
+    plan = whole(model, X, only="inner")
+    rematic.apply(model, saving(plan, "addmm.default"))
+    words = r"The output of operator \d+ \(`addmm.default`\) of `Leaking.inner`, which the plan saves, was changed in place"
+    with pytest.raises(rematic.PlanError, match=words + r' after the module returned; .*never="Leaking.inner"'):
+        model(X).sum().backward()
+    # What is recomputed does not hang on it.
+    for other in (saving(plan, "add.Tensor"), plan):
+        rematic.remove(model)
+        rematic.apply(model, other)
+        model.zero_grad()
+        check_equal(results(model, X), expected)
+
+
+def test_saving_what_is_changed_again() -> None:
+    model = nn.Sequential(Block(), Block())
+    plan = saving(whole(model, X, only="?"), "addmm.default")
+    rematic.apply(model, plan)
+    words = r"saves operator \d+ \(`addmm.default`\) of `Sequential.\d` and recomputes operator \d+ \(`mul_.Tensor`\)"
+    with pytest.raises(rematic.PlanError, match=words):
+        model(X)

@@ -1,0 +1,79 @@
+"""Capture, plan and apply in one line."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import rematic
+from models import Layer
+from plans import Runs, Stack, X, check_equal, results
+
+
+def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Stack()
+    expected = results(model, X)
+    plan = rematic.auto(model, X, budget="1GiB")
+    assert plan.outcome == "fits" and plan.regions == [] and plan.device == "a100-80"
+    assert "forward" not in model.__dict__
+    with pytest.raises(rematic.Infeasible) as infeasible:
+        rematic.auto(model, X, budget="1KiB", device="cpu", optimizer=False)
+    assert infeasible.value.budget == 1024 < infeasible.value.least_budget
+    assert "forward" not in model.__dict__
+    plan = rematic.auto(model, X, budget=infeasible.value.least_budget, device="cpu", optimizer=False)
+    assert plan.outcome == "planned" and plan.peak <= infeasible.value.least_budget
+    check_equal(results(model, X), expected)
+    runs = Runs(monkeypatch, Layer)
+    model(X).sum().backward()
+    assert runs.count > 3
+
+
+def test_auto_for_several_devices() -> None:
+    model = Stack()
+    one, four = (rematic.auto(model, X, budget="1GiB", world_size=count) for count in (1, 4))
+    assert (one.world_size, four.world_size) == (1, 4)
+    assert four.baseline_peak < one.baseline_peak
+
+
+def test_auto_on_cuda_plans_for_the_real_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        name = "NVIDIA A100-SXM4-40GB"
+        total_memory = 42_298_834_944
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    with warnings.catch_warnings():
+        # The driver reports more than the data sheet's 40 GB.
+        warnings.simplefilter("error")
+        plan = rematic.auto(Stack(), X, optimizer=False)
+    assert (plan.device, plan.budget) == ("a100-40", Properties.total_memory)
+    with pytest.warns(rematic.RematicWarning, match="larger than the memory of NVIDIA A100 SXM4 40GB"):
+        rematic.auto(Stack(), X, optimizer=False, budget="50GiB")
+    Properties.name = "NVIDIA Unheard Of"
+    with pytest.raises(rematic.PlanError, match="This machine's NVIDIA Unheard Of is not among the known devices"):
+        rematic.auto(Stack(), X)
+
+
+@pytest.mark.parametrize(
+    ("product", "memory", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 85 * 10**9, "a100-80"),
+        ("NVIDIA H100 80GB HBM3", 85 * 10**9, "h100"),
+        ("NVIDIA H100 PCIe", 85 * 10**9, "h100-pcie"),
+        ("NVIDIA H200", 150 * 10**9, "h200"),
+        ("NVIDIA GB200", 190 * 10**9, "gb200"),
+        ("NVIDIA L4", 24 * 10**9, "l4"),
+        ("NVIDIA L40S", 48 * 10**9, "l40s"),
+        ("Tesla V100-SXM2-16GB", 17 * 10**9, "v100"),
+        ("Tesla T4", 16 * 10**9, "t4"),
+        ("NVIDIA GeForce RTX 4090", 25 * 10**9, "rtx-4090"),
+        ("AMD Instinct MI300X", 206 * 10**9, "mi300x"),
+    ],
+)
+def test_names_of_drivers(product: str, memory: int, name: str) -> None:
+    from rematic._apply.auto import device_of
+
+    assert device_of(product, memory) == name
