@@ -247,6 +247,29 @@ test("a hostile trace is only text", async () => {
   await close(page);
 });
 
+test("a step in which nothing happens has a page too", async () => {
+  const trace = join(directory, "nothing.rmt");
+  run("trace", "seed-transformer", "--layers", "1", "-o", trace);
+  const document = JSON.parse(readFileSync(trace, "utf8"));
+  for (const key of Object.keys(document)) if (Array.isArray(document[key])) document[key] = [];
+  writeFileSync(trace, JSON.stringify(document));
+  const page = await open(report("nothing", trace));
+  assert.doesNotMatch(await page.locator("body").innerText(), /NaN|undefined|Infinity/);
+  assert.equal(await page.locator("#memory").isVisible(), false);
+  await close(page);
+});
+
+test("a page can be printed", async () => {
+  const page = await open(report("print", "seed-transformer", "--budget", "1.6GiB"));
+  await page.emulateMedia({ media: "print" });
+  assert.equal(await page.locator("#slider").isVisible(), false);
+  assert.equal(await page.locator("#before").isVisible(), true);
+  const pdf = await page.pdf({ format: "A4" });
+  assert.equal(pdf.subarray(0, 5).toString(), "%PDF-");
+  if (screenshots) writeFileSync(join(screenshots, "print.pdf"), pdf);
+  await close(page);
+});
+
 test("large reports stay small and quick", async () => {
   const file = report("large", "llama-3-405b", "--layers", "500");
   assert.ok(statSync(file).size < 6e6, `${statSync(file).size} bytes`);

@@ -15,6 +15,10 @@ class BudgetCurve {
     this.back = element("button", { type: "button", onclick: () => this.choose(null) }, `Back to ${bytes(data.chosen.budget_bytes)}`);
     parent.append(this.svg, element("div", { class: "slider" },
       element("label", { for: "slider" }, "Budget"), this.slider, this.output, this.back));
+    if (this.points[0].budget_bytes === this.points[last].budget_bytes) {
+      const same = `Nothing can be dropped: the peak is ${bytes(this.points[0].peak_bytes)} whatever the budget.`;
+      parent.replaceChildren(element("p", null, same));
+    }
     new ResizeObserver(() => this.draw()).observe(this.svg);
     this.choose(null);
   }

@@ -9,7 +9,7 @@ const fill = (node, attributes, children) => {
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value != null) node.setAttribute(name, value);
   }
-  node.append(...children.flat().filter((child) => child != null));
+  node.append(...children.flat().filter((child) => child != null && child !== false));
   return node;
 };
 

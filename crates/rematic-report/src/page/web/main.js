@@ -20,15 +20,19 @@ const verdict = () => {
     : [element("strong", { class: "bad" }, "Cannot fit"), " into ", budget(), ". With all that can be dropped: ", ...way, "."];
 };
 
+// A step may be highest before its first operator.
+const where = (steps, peak) =>
+  steps.length && steps.totals[steps.peak] >= peak ? `after ${sentence(steps, steps.peak)}` : "when the step begins";
+
 const figures = () => {
   const figure = (name, value, note, exact) => element("div", null, element("dt", null, name),
     element("dd", null, element("data", { value: exact, id: `figure-${name.replaceAll(" ", "-")}` }, value), note ? element("small", null, note) : null));
   const step = data.step_ms;
   const parts = [
-    figure("peak as it is", bytes(data.baseline_peak_bytes), `after ${sentence(plain, plain.peak) || "nothing"}`, data.baseline_peak_bytes),
+    figure("peak as it is", bytes(data.baseline_peak_bytes), where(plain, data.baseline_peak_bytes), data.baseline_peak_bytes),
   ];
   if (planned) {
-    parts.push(figure("peak with the plan", bytes(own.peak_bytes), `after ${sentence(planned, planned.peak)}`, own.peak_bytes),
+    parts.push(figure("peak with the plan", bytes(own.peak_bytes), where(planned, own.peak_bytes), own.peak_bytes),
       figure("extra time", millis(own.recompute_ms), `${percent(own.recompute_ms / Math.max(step, 1e-12), 2)} of the step`, own.recompute_ms));
   }
   parts.push(figure("budget", bytes(own.budget_bytes), `${data.device} has ${bytes(data.device_bytes)}`, own.budget_bytes),
@@ -48,12 +52,14 @@ byId("legend").append(...STACK.toReversed().map((category) => {
 }));
 byId("basis").append(...[...data.assumptions, `Made by Rematic ${data.version}.`].map((text) => element("li", null, text)));
 
+// A step in which nothing runs has no charts.
+if (!plain.length) for (const id of ["memory", "modules-section"]) byId(id).hidden = true;
 const alive = new Alive(byId("alive"));
 const tree = new ModuleTree(byId("modules"), byId("operators"), plain);
 const point = (chart, at) => alive.show(chart.caption.textContent, chart.steps, at);
 const before = new MemoryChart(byId("charts"), "before", point);
 const after = new MemoryChart(byId("charts"), "after", point);
-before.set("As it is", plain, highest, own.budget_bytes);
+if (plain.length) before.set("As it is", plain, highest, own.budget_bytes);
 
 const outlines = new Map();
 const stepsOf = (plan) => {
@@ -63,9 +69,10 @@ const stepsOf = (plan) => {
 new BudgetCurve(byId("curve"), (plan, isOwn) => {
   const steps = isOwn ? planned ?? plain : stepsOf(plan);
   const caption = plan.regions.length ? `With the plan for ${bytes(plan.budget_bytes)}` : `For ${bytes(plan.budget_bytes)}: as it is`;
-  after.set(caption, steps, highest, plan.budget_bytes);
   showPlan(byId("plan"), plan);
   tree.set(plan);
+  if (!steps.length) return;
+  after.set(caption, steps, highest, plan.budget_bytes);
   point(after, steps.peak);
 });
 

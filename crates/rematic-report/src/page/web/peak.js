@@ -12,7 +12,7 @@ const showPeak = (parent) => {
     [bytes(group.bytes), group.count > 1 ? `${count(group.count)}×` : "", group.category, group.made_by, group.module, group.held_by]);
   parent.append(
     element("p", null, element("strong", null, `Without a plan it is ${bytes(peak)}${each}`), `, ${at.words}.${operator}`),
-    element("div", { class: "beside" },
+    peak > 0 && element("div", { class: "beside" },
       table("By category", [["category"], ["bytes", "number"], ["share", "number"]], shares),
       table("The largest there", [["bytes", "number"], ["", "number"], ["category"], ["made by", "name"], ["in", "name"], ["held by", "name"]], rows)));
   if (!remedies.length) return;
