@@ -1,6 +1,7 @@
 """Plans, curves, replays, and what is said where there is none."""
 
 import json
+import os
 import pickle
 import signal
 import subprocess
@@ -55,7 +56,9 @@ def test_files_and_texts_hold_the_same(plan, tmp_path):
     assert rematic.Plan.from_json(plan.to_json()) == plan
     assert pickle.loads(pickle.dumps(plan)) == plan
     assert json.loads(plan.to_json())["format"] == "rematic-plan"
-    assert str(loaded).splitlines()[3:] == str(plan).splitlines()[3:]
+    # The regions; what the memory looks like is only known with the step.
+    table = str(plan)[str(plan).index(" checkpoint, each") :]
+    assert str(loaded).endswith(table) and len(table.splitlines()) == 1 + len(plan.regions)
 
 
 def test_what_a_plan_says(plan):
@@ -63,7 +66,11 @@ def test_what_a_plan_says(plan):
     assert "peak 2.50 GiB -> 1.60 GiB of 1.60 GiB" in repr(plan)
     code = "import sys; from rematic._command import main; sys.exit(main())"
     arguments = ["plan", "seed-transformer", "--budget", "1.6GiB", "--device", "h100"]
-    said = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    # As wide as it is where nobody says how wide.
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    said = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, env=environment
+    )
     assert str(plan) == said.stdout.rstrip("\n")
 
 

@@ -19,7 +19,7 @@ const OPTIMIZER: Track = Track { id: 5, name: "optimizer" };
 ///
 /// Time is the estimate of the cost model, one operator after the other. Every operator is a slice on the track of its
 /// phase, those that run again on a track of their own; the calls of modules are nested slices on another one. The counter
-/// `memory` has the bytes in use per category right after every operator.
+/// `memory` has the bytes in use per category while an operator runs, `memory in all` their sum.
 #[derive(Clone, Copy, Debug)]
 pub struct ChromeTrace<'a> {
     /// The step.
@@ -43,15 +43,26 @@ impl ChromeTrace<'_> {
         let mut spans = Spans::new(self.trace);
         let mut clock = Clock::default();
         let mut before = start;
-        events.counter(Nanos(0), start)?;
+        let mut sample = (Nanos(0), start);
         for (&ran, snapshot) in runs.iter().zip(snapshots) {
             let begin = clock.now();
             spans.move_to(ran, begin, &mut events)?;
             clock.total_ms += self.costs.time(ran.op).0;
             let end = clock.now();
             events.write(&self.slice(ran, begin, end, before, snapshot))?;
-            events.counter(end, snapshot)?;
+            // Memory is taken when an operator begins. Of operators that begin at the same time, as those that take none
+            // do, a viewer shows one: the highest.
+            if begin != sample.0 {
+                events.counter(sample.0, sample.1)?;
+                sample = (begin, snapshot);
+            } else if snapshot.total() > sample.1.total() {
+                sample.1 = snapshot;
+            }
             before = snapshot;
+        }
+        events.counter(sample.0, sample.1)?;
+        if clock.now() != sample.0 {
+            events.counter(clock.now(), before)?;
         }
         spans.close(0, clock.now(), &mut events)?;
         events.writer.write_all(b"\n]}\n")
@@ -128,7 +139,7 @@ struct SliceArguments {
 }
 
 /// Viewers count in nanoseconds; rounded to these, what ends and what begins at one moment do not overlap.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Nanos(u64);
 
 impl Nanos {
@@ -166,7 +177,10 @@ impl<W: Write> Events<'_, W> {
     fn counter(&mut self, at: Nanos, snapshot: &Snapshot) -> io::Result<()> {
         let args: Map<String, Value> =
             snapshot.iter().map(|(category, bytes)| (category.to_string(), bytes.0.into())).collect();
-        self.write(&json!({"ph": "C", "name": "memory", "pid": PROCESS, "ts": at.micros(), "args": args}))
+        let total = json!({ "bytes": snapshot.total() });
+        self.write(&json!({"ph": "C", "name": "memory", "pid": PROCESS, "ts": at.micros(), "args": args}))?;
+        // Some viewers give every category a track of its own.
+        self.write(&json!({"ph": "C", "name": "memory in all", "pid": PROCESS, "ts": at.micros(), "args": total}))
     }
 }
 

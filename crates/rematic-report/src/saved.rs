@@ -52,6 +52,10 @@ pub struct SavedPage<'a> {
     pub file: &'a Path,
     /// The plan that it shows.
     pub plan: &'a PlanDocument,
+    /// The step for Perfetto, if it was written too.
+    pub chrome_trace: Option<&'a Path>,
+    /// The step as a table, if it was written too.
+    pub csv: Option<&'a Path>,
 }
 
 #[derive(Serialize)]
@@ -62,6 +66,8 @@ struct PageJson<'a> {
     baseline_peak_bytes: Bytes,
     peak_bytes: Bytes,
     within_budget: bool,
+    chrome_trace: Option<String>,
+    csv: Option<String>,
 }
 
 impl SavedPage<'_> {
@@ -76,10 +82,12 @@ impl SavedPage<'_> {
             baseline_peak_bytes: *baseline_peak_bytes,
             peak_bytes: *peak_bytes,
             within_budget: peak_bytes <= budget_bytes,
+            chrome_trace: self.chrome_trace.map(|path| path.display().to_string()),
+            csv: self.csv.map(|path| path.display().to_string()),
         })
     }
 
-    /// One line for people.
+    /// A line for people for each file.
     #[must_use]
     pub fn text(&self) -> String {
         let PlanDocument { source, budget_bytes, baseline_peak_bytes, peak_bytes, regions, .. } = self.plan;
@@ -88,6 +96,13 @@ impl SavedPage<'_> {
             (_, true) => format!("fits with a plan, {baseline_peak_bytes} -> {peak_bytes} of {budget_bytes}"),
             (_, false) => format!("cannot fit {budget_bytes}, {baseline_peak_bytes} -> {peak_bytes} at the least"),
         };
-        format!("{}: {source} {plan}\n", self.file.display())
+        let mut text = format!("{}: {source} {plan}\n", self.file.display());
+        for (path, content) in [
+            (self.chrome_trace, "the step for Perfetto and chrome://tracing"),
+            (self.csv, "a row for every operator that runs"),
+        ] {
+            text += &path.map_or_else(String::new, |path| format!("{}: {content}\n", path.display()));
+        }
+        text
     }
 }

@@ -65,21 +65,30 @@ fn nanos(event: &Value, field: &str) -> i64 {
 fn the_highest_sample_of_the_counter_is_the_peak() {
     for step in steps() {
         let events = events(&step);
-        let samples: Vec<u64> = of_kind(&events, "C")
-            .map(|event| {
-                assert_eq!(event["name"], "memory");
-                let args = event["args"].as_object().unwrap();
-                assert_eq!(args.len(), Category::ALL.len());
-                args.values().map(|bytes| bytes.as_u64().unwrap()).sum()
-            })
+        let samples = |name: &str| -> Vec<(i64, u64)> {
+            let named = of_kind(&events, "C").filter(|event| event["name"] == name);
+            let sum =
+                |event: &Value| event["args"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum();
+            named.map(|event| (nanos(event, "ts"), sum(event))).collect()
+        };
+        let memory = samples("memory");
+        assert_eq!(memory, samples("memory in all"));
+        let categories = of_kind(&events, "C").find(|event| event["name"] == "memory").unwrap();
+        assert_eq!(categories["args"].as_object().unwrap().len(), Category::ALL.len());
+        // One sample a moment, so that the highest is seen; and all but the last of them last.
+        assert!(memory.is_sorted_by(|(earlier, _), (later, _)| earlier < later));
+        let seen = &memory[..memory.len() - 1];
+        assert_eq!(seen.iter().map(|(_, bytes)| *bytes).max(), Some(step.peak.0));
+        let operators: Vec<(i64, u64)> = of_kind(&events, "X")
+            .map(|event| (nanos(event, "ts"), event["args"]["in_use_bytes"].as_u64().unwrap()))
             .collect();
-        assert_eq!(samples.len(), step.recording.runs.len() + 1);
-        assert_eq!(samples.iter().max(), Some(&step.peak.0));
-        let in_use: Vec<u64> =
-            of_kind(&events, "X").map(|event| event["args"]["in_use_bytes"].as_u64().unwrap()).collect();
-        assert_eq!(in_use, samples[1..]);
+        // Every sample is the highest of the operators that begin then.
+        for &(at, bytes) in &seen[1..] {
+            assert_eq!(operators.iter().filter(|(begin, _)| *begin == at).map(|(_, bytes)| *bytes).max(), Some(bytes));
+        }
         let change: i64 = of_kind(&events, "X").map(|event| event["args"]["change_bytes"].as_i64().unwrap()).sum();
-        assert_eq!(i128::from(change), i128::from(samples[samples.len() - 1]) - i128::from(samples[0]));
+        let (start, end) = (step.recording.start.total().0, operators[operators.len() - 1].1);
+        assert_eq!(i128::from(change), i128::from(end) - i128::from(start));
     }
 }
 

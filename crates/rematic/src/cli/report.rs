@@ -37,7 +37,12 @@ pub(crate) fn report(arguments: &ReportArguments, warnings: Warnings) -> Result<
     if let Some(path) = &arguments.csv {
         write(path, |file| timeline_csv(&trace, costs, recording, file))?;
     }
-    let saved = SavedPage { file: &arguments.output, plan: document };
+    let saved = SavedPage {
+        file: &arguments.output,
+        plan: document,
+        chrome_trace: arguments.chrome_trace.as_deref(),
+        csv: arguments.csv.as_deref(),
+    };
     let within = document.peak_bytes <= document.budget_bytes;
     let text = if arguments.limits.json { saved.json() } else { saved.text() };
     Ok(Answer { text, code: if within { 0 } else { INFEASIBLE } })

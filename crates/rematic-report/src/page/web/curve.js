@@ -76,7 +76,7 @@ class BudgetCurve {
     for (const value of ticks(high, (width < 500 ? 4 : 8) * (high / Math.max(high - low, 1)), 1024).filter((tick) => tick >= low)) {
       parts.push(drawing("text", { x: x(value), y: height - bottom + 18, "text-anchor": "middle" }, bytes(value).replace(/\.00 /, " ")));
     }
-    parts.push(drawing("text", { class: "axis", x: left, y: 14 }, "extra time"),
+    parts.push(drawing("text", { class: "axis", x: 0, y: 12 }, "extra time"),
       drawing("text", { class: "axis", x: width - right, y: height - 6, "text-anchor": "end" }, "budget"),
       drawing("text", { x: left, y: height - 6 }, "dashed: no plan takes less"));
     const bound = path((point) => point.lower_bound_ms);

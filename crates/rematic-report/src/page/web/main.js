@@ -71,7 +71,7 @@ const stepsOf = (plan) => {
 };
 new BudgetCurve(byId("curve"), (plan, isOwn) => {
   const steps = isOwn ? planned ?? plain : stepsOf(plan);
-  const caption = `With the plan for ${bytes(plan.budget_bytes)}`;
+  const caption = plan.peak_bytes > plan.budget_bytes ? "With the plan that goes lowest" : `With the plan for ${bytes(plan.budget_bytes)}`;
   showPlan(byId("plan"), plan);
   tree.set(plan);
   // Without a plan, one chart says it all.
