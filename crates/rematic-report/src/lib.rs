@@ -36,4 +36,4 @@ pub use plan::{CurvePoint, CurveReport, PlanReport, Verdict};
 pub use python::plan_python;
 pub use saved::{SavedPage, SavedReport};
 pub use stats::StatsReport;
-pub use style::Style;
+pub use style::{Style, visible};

@@ -9,7 +9,7 @@ use rematic_trace::{Bytes, Millis, StepTrace, any_layer, short};
 use serde::Serialize;
 
 use crate::shorten::Shorten;
-use crate::style::Style;
+use crate::style::{Style, visible};
 use crate::table::{Column, Table};
 
 /// The most rows of regions that the text shows.
@@ -177,7 +177,7 @@ pub(crate) fn place(trace: &StepTrace, at: Option<Ran>) -> String {
     let op = trace.op(ran.op);
     let module = trace.module_of(op).map_or_else(String::new, |module| format!(" in {}", trace.path(module)));
     let phase = if ran.again { "recomputed".to_owned() } else { op.phase.to_string() };
-    format!(", at {}{module} ({phase})", short(trace.op_name(op)))
+    visible(&format!(", at {}{module} ({phase})", short(trace.op_name(op))))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use rematic_trace::{Bytes, StepTrace};
 use serde::Serialize;
 
 use crate::json::json;
+use crate::style::visible;
 
 /// What `rematic trace` says about the file that it wrote.
 #[derive(Clone, Copy)]
@@ -41,7 +42,7 @@ impl SavedReport<'_> {
     #[must_use]
     pub fn text(&self) -> String {
         let (ops, storages) = (self.trace.ops().len(), self.trace.storages().len());
-        format!("{}: {ops} operators and {storages} storages of {}\n", self.file.display(), self.trace.model)
+        format!("{}: {ops} operators and {storages} storages of {}\n", self.file.display(), visible(&self.trace.model))
     }
 }
 
@@ -96,7 +97,7 @@ impl SavedPage<'_> {
             (_, true) => format!("fits with a plan, {baseline_peak_bytes} -> {peak_bytes} of {budget_bytes}"),
             (_, false) => format!("cannot fit {budget_bytes}, {baseline_peak_bytes} -> {peak_bytes} at the least"),
         };
-        let mut text = format!("{}: {source} {plan}\n", self.file.display());
+        let mut text = format!("{}: {} {plan}\n", self.file.display(), visible(source));
         for (path, content) in [
             (self.chrome_trace, "the step for Perfetto and chrome://tracing"),
             (self.csv, "a row for every operator that runs"),

@@ -7,6 +7,14 @@ const NARROWEST: u16 = 40;
 /// Blanks before the lines on which a sentence goes on.
 const INDENT: usize = 2;
 
+/// Text in which names from a file are only seen: a line break, an escape code or a mark that turns the direction of
+/// writing must not reach the terminal.
+#[must_use]
+pub fn visible(text: &str) -> String {
+    let turns = |character: char| matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.replace(|character: char| character.is_control() || turns(character), "\u{fffd}")
+}
+
 /// How text looks on the user's terminal.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
@@ -40,11 +48,12 @@ impl Style {
         self.width.max(NARROWEST).into()
     }
 
-    /// The text in the colour of its tone. Only for text that is laid out already.
+    /// One line of text in the colour of its tone. Only for text that is laid out already.
     pub(crate) fn paint(self, text: &str, tone: Tone) -> String {
+        let text = visible(text);
         match tone {
-            _ if !self.color || text.is_empty() => text.to_owned(),
-            Tone::Plain => text.to_owned(),
+            _ if !self.color || text.is_empty() => text,
+            Tone::Plain => text,
             Tone::Strong => text.bold().to_string(),
             Tone::Accent => text.cyan().to_string(),
             Tone::Quiet => text.dimmed().to_string(),
@@ -56,6 +65,8 @@ impl Style {
     /// A sentence in one line, or, where that does not fit, with the tail on lines of its own.
     pub(crate) fn sentence(self, sentence: &Sentence<'_>) -> String {
         let Sentence { lead: (lead, lead_tone), head, gap, tail: (tail, tail_tone) } = *sentence;
+        let [lead, head, tail] = [lead, head, tail].map(visible);
+        let (lead, head, tail) = (lead.as_str(), head.as_str(), tail.as_str());
         let full = format!("{lead}{head}");
         let one_line = tail.is_empty() || columns(&full) + columns(gap) + columns(tail) <= self.columns();
         let mut text = String::new();

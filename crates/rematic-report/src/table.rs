@@ -2,7 +2,7 @@
 //! ones are left out, and only then is more cut. Colour comes after the layout, which never sees an escape code.
 
 use crate::shorten::{Shorten, columns, wrap};
-use crate::style::{Style, Tone};
+use crate::style::{Style, Tone, visible};
 
 /// Blanks before the first column.
 const INDENT: usize = 1;
@@ -96,8 +96,7 @@ impl<const N: usize> Table<N> {
     }
 
     pub(crate) fn row(&mut self, cells: [String; N]) {
-        // A line break or an escape code in a name must not reach the terminal.
-        self.rows.push(cells.map(|cell| cell.replace(char::is_control, "\u{fffd}")));
+        self.rows.push(cells.map(|cell| visible(&cell)));
     }
 
     /// The lines, without trailing blanks, each with a line break.

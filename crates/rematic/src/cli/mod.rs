@@ -13,7 +13,7 @@ use std::path::Path;
 use clap::Parser;
 use owo_colors::OwoColorize;
 
-use crate::{Devices, Error, ExplanationReport, Limits, SavedReport, Source, StepReport, StepTrace};
+use crate::{Devices, Error, ExplanationReport, Limits, SavedReport, Source, StepReport, StepTrace, visible};
 use arguments::{Arguments, DevicesArguments, ExplainArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
 use terminal::{Warnings, style};
 
@@ -51,7 +51,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             let label = "error:";
             let label = if style(&std::io::stderr()).color { label.red().bold().to_string() } else { label.to_owned() };
             // Nobody is left to tell if this fails too.
-            let _ = writeln!(std::io::stderr(), "{label} {error}");
+            let error: Vec<String> = error.to_string().lines().map(visible).collect();
+            let _ = writeln!(std::io::stderr(), "{label} {}", error.join("\n"));
             REFUSED
         }
     }

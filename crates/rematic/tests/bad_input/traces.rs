@@ -49,6 +49,38 @@ impl Saved {
     }
 }
 
+/// A name may say anything, but only say it.
+#[test]
+fn names_do_not_speak_to_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("step.rmt");
+    let path = path.to_str().unwrap();
+    let tiny =
+        ["trace", "seed-transformer", "--layers", "1", "--dim", "8", "--heads", "2", "--vocab", "16", "--seq", "4"];
+    assert_eq!(run(&[tiny.as_slice(), &["-o", path]].concat()).code, Some(0));
+    let evil = "\\u001b[2J\\u001b]0;owned\\u0007\\n\\u202e";
+    let text = std::fs::read_to_string(path).unwrap();
+    let text = text.replace("\"seed-transformer\"", &format!("\"{evil}\""));
+    let text = text.replace("gelu.default", &format!("{evil}gelu")).replace("\"layers\"", &format!("\"{evil}layers\""));
+    std::fs::write(path, text).unwrap();
+    let page = folder.path().join("page.html");
+    for verb in [
+        vec!["stats"],
+        vec!["explain"],
+        vec!["plan", "--budget", "60KiB"],
+        vec!["curve", "--points", "3"],
+        vec!["report", "-o", page.to_str().unwrap()],
+        vec!["plan", "--budget", "1MiB", "--only", "none"],
+    ] {
+        let ran = run(&[verb.as_slice(), &[path]].concat());
+        let said = ran.stdout + &ran.stderr;
+        assert!(said.contains('\u{fffd}'), "{verb:?}: {said}");
+        for mark in ['\u{1b}', '\u{7}', '\u{202e}'] {
+            assert!(!said.contains(mark), "{verb:?}: {said:?}");
+        }
+    }
+}
+
 #[test]
 fn a_file_that_was_cut_off_says_so() {
     let saved = Saved::new();
