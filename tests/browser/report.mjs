@@ -16,7 +16,7 @@ const FLAGS = [
 ];
 const LLAMA = ["llama-3-8b", "--batch", "2", "--world-size", "8"];
 const BUDGET = ["--budget", "40GiB"];
-const EVIL = `</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">'"&`;
+const EVIL = `</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">'"&{{data}}__proto__\u202e${"long".repeat(500)}`;
 
 const run = (...args) => execFileSync(rematic, args, { encoding: "utf8", maxBuffer: 1 << 28 });
 const json = (...args) => JSON.parse(run(...args, "--json"));
@@ -88,7 +88,7 @@ test("the peak of the plain step is that of stats, in all categories", async () 
   assert.equal(await figure(page, "peak-as-it-is"), stats.peak.total);
   await page.locator("#before").focus();
   await page.keyboard.press("p");
-  const value = await page.locator("#alive data").getAttribute("value");
+  const value = await page.locator("#alive p data").getAttribute("value");
   assert.equal(Number(value), stats.peak.total);
   const caption = await alive(page);
   assert.ok(caption.includes(stats.peak.at.op.replace(".default", "")), caption);
@@ -130,11 +130,10 @@ test("the moments add up: the rows of a moment sum to its total", async () => {
     for (let step = 0; step < 5; step++) {
       await page.keyboard.press("Shift+ArrowLeft");
       await page.waitForTimeout(40);
-      const total = Number(await page.locator("#alive data").getAttribute("value"));
-      const rows = await page.locator("#alive tbody tr td:first-child").allInnerTexts();
-      const sum = rows.map(size).reduce((a, b) => a + b, 0);
-      // Every row is rounded to a hundredth of its unit.
-      assert.ok(Math.abs(sum - total) < 0.006 * 2 ** 30 * rows.length, `${sum} of ${total}`);
+      const total = Number(await page.locator("#alive p data").getAttribute("value"));
+      const rows = await page.locator("#alive tbody data").evaluateAll((all) => all.map((one) => Number(one.value)));
+      assert.ok(rows.length > 3);
+      assert.equal(rows.reduce((a, b) => a + b, 0), total);
     }
   }
   await close(page);
@@ -217,6 +216,37 @@ test("clicking a module shows its operators with the plan's decisions", async ()
   await close(page);
 });
 
+test("the keyboard reaches every part, and the focus is not lost", async () => {
+  const page = await open(report("keys", ...LLAMA, ...BUDGET));
+  const focused = () => page.evaluate(() => document.activeElement.closest("#charts, #curve, #alive, #plan, #modules, #operators")?.id);
+  const seen = new Set();
+  for (let press = 0; press < 60; press++) {
+    await page.keyboard.press("Tab");
+    seen.add(await focused());
+  }
+  for (const part of ["charts", "curve", "alive", "plan", "modules", "operators"]) assert.ok(seen.has(part), part);
+  // A module that another measure does not draw leaves its place to the one around it.
+  await page.locator('.icicle button[title^="model.layers.0.mlp.gate_proj "]').click({ force: true });
+  await page.getByRole("button", { name: "freed by the plan" }).click();
+  assert.equal(await page.locator('.icicle button[tabindex="0"]').count(), 1);
+  await page.locator('.icicle button[tabindex="0"]').focus();
+  await page.keyboard.press("Enter");
+  await page.locator(".path button").first().click();
+  assert.equal(await focused(), "modules");
+  await page.getByRole("button", { name: /^Show more of/ }).click();
+  assert.equal(await focused(), "operators");
+  await close(page);
+});
+
+test("a given plan is shown as it is", async () => {
+  const plan = join(directory, "plan.json");
+  run("plan", "seed-transformer", "--budget", "1.6GiB", "-o", plan);
+  const page = await open(report("given", "seed-transformer", "--plan", plan, "--budget", "10GiB"));
+  assert.match(await page.locator("#verdict").innerText(), /^Fits with a plan into 10\.00 GiB/);
+  assert.equal(await figure(page, "peak-with-the-plan"), JSON.parse(readFileSync(plan, "utf8")).peak_bytes);
+  await close(page);
+});
+
 test("a hostile trace is only text", async () => {
   const trace = join(directory, "hostile.rmt");
   run("trace", "seed-transformer", "--layers", "2", "-o", trace);
@@ -244,6 +274,8 @@ test("a hostile trace is only text", async () => {
   await page.keyboard.press("p");
   await page.waitForTimeout(50);
   assert.ok((await alive(page)).includes("</script>"));
+  const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  assert.ok(overflow <= 0, `${overflow} px too wide`);
   await close(page);
 });
 
@@ -271,12 +303,14 @@ test("a page can be printed", async () => {
 });
 
 test("large reports stay small and quick", async () => {
-  const file = report("large", "llama-3-405b", "--layers", "500");
+  const large = ["llama-3-405b", "--layers", "500", "--world-size", "1024", "--whole", "--only", "*.mlp"];
+  const file = report("large", ...large, "--budget", "700GiB");
   assert.ok(statSync(file).size < 6e6, `${statSync(file).size} bytes`);
   const page = await open(file);
   const ops = await page.locator("#charts figcaption small").first().innerText();
   assert.ok(Number(ops.split(" ")[0].replaceAll(",", "")) > 1e5, ops);
-  // A hover answers within what feels immediate, many times over.
+  assert.ok((await page.locator("#plan tbody tr").count()) > 0);
+  // A hover answers at once; a busy machine may take a little longer.
   const slowest = await page.evaluate(async () => {
     const canvas = document.getElementById("before");
     const box = canvas.getBoundingClientRect();
@@ -290,7 +324,7 @@ test("large reports stay small and quick", async () => {
     }
     return slowest;
   });
-  assert.ok(slowest < 1000, `${slowest} ms`);
+  assert.ok(slowest < 400, `${slowest} ms`);
   await close(page);
 });
 
@@ -327,7 +361,3 @@ function gib(bytes) {
   return unit === "B" ? `${bytes} B` : `${value.toFixed(2)} ${unit}`;
 }
 
-function size(text) {
-  const [value, unit] = text.split(" ");
-  return Number(value) * 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].indexOf(unit);
-}

@@ -63,12 +63,12 @@ class Alive {
     }
     const all = [...groups.values()].sort((a, b) => b.bytes - a.bytes);
     const rows = all.slice(0, MOST_ROWS).map(({ bytes: sum, count: many, cells }) =>
-      [bytes(sum), many > 1 ? `${count(many)}×` : "", ...cells]);
+      [[bytes(sum), null, sum], many > 1 ? `${count(many)}×` : "", ...cells]);
     const rest = all.slice(MOST_ROWS).reduce((sum, group) => sum + group.bytes, 0);
     if (rest > 0) {
       const cells = this.columns().slice(2).map(() => "");
       cells[cells.length > 1 ? 1 : 0] = `${count(all.length - MOST_ROWS)} smaller ones`;
-      rows.push([bytes(rest), "", ...cells]);
+      rows.push([[bytes(rest), null, rest], "", ...cells]);
     }
     return table("The largest first", this.columns(), rows);
   }

@@ -18,12 +18,13 @@ const element = (tag, attributes, ...children) => fill(document.createElement(ta
 const drawing = (tag, attributes, ...children) =>
   fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
-// A table whose columns are [heading, class]; each cell is a text, or [text, class, title].
+// A table whose columns are [heading, class]; each cell is a text, or [text, class, exact value].
 const table = (caption, columns, rows, kind = "scroll") => {
   const heading = ([text, kind]) => element("th", { scope: "col", class: kind }, text);
   const cell = (value, column) => {
-    const [text, kind, title] = Array.isArray(value) ? value : [value];
-    return element("td", { class: [columns[column][1], kind].filter(Boolean).join(" ") || null, title }, text);
+    const [text, kind, exact] = Array.isArray(value) ? value : [value];
+    const content = exact == null ? text : element("data", { value: exact }, text);
+    return element("td", { class: [columns[column][1], kind].filter(Boolean).join(" ") || null }, content);
   };
   return element("div", null,
     element("p", { class: "caption" }, caption),
