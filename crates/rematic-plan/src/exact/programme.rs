@@ -189,28 +189,25 @@ fn thin_out<T>(many: &mut Vec<T>, most: usize, place: impl Fn(&T) -> (i64, f64))
     if many.len() <= most {
         return;
     }
-    let bytes = |item: &T| place(item).0;
-    let (low, high) = many.iter().map(bytes).fold((i64::MAX, i64::MIN), |(low, high), at| (low.min(at), high.max(at)));
-    let part = |item: &T| {
-        let share = (bytes(item) - low) as f64 / (high - low).max(1) as f64;
+    let places: Vec<(i64, f64)> = many.iter().map(place).collect();
+    let (low, high) = places.iter().fold((i64::MAX, i64::MIN), |(low, high), (at, _)| (low.min(*at), high.max(*at)));
+    let part = |bytes: i64| {
+        let share = (bytes - low) as f64 / (high - low).max(1) as f64;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a small number")]
         let part = (share * (most - 1) as f64) as usize;
         part
     };
     let mut best: Vec<Option<usize>> = vec![None; most];
-    for (index, item) in many.iter().enumerate() {
-        let slot = &mut best[part(item)];
-        let better = slot.is_none_or(|other| place(item).1 < place(&many[other]).1) || bytes(item) == high;
-        if better {
+    for (index, &(bytes, reduced)) in places.iter().enumerate() {
+        let slot = &mut best[part(bytes)];
+        if slot.is_none_or(|other| reduced < places[other].1) || bytes == high {
             *slot = Some(index);
         }
     }
-    let mut index = 0;
-    let kept: Vec<usize> = best.into_iter().flatten().collect();
-    many.retain(|_| {
-        index += 1;
-        kept.contains(&(index - 1))
-    });
+    let mut kept = vec![false; many.len()];
+    best.into_iter().flatten().for_each(|index| kept[index] = true);
+    let mut kept = kept.into_iter();
+    many.retain(|_| kept.next().unwrap_or(false));
 }
 
 /// Sorts by bytes freed, the most first, and keeps those that take less time than all before.
