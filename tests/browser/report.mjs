@@ -179,6 +179,9 @@ test("moving the budget shows that budget's plan", async () => {
     assert.ok(text.startsWith(`${gib(curve[index].budget_bytes)}: peak ${gib(curve[index].peak_bytes)}`), text);
     const chart = await page.locator("#charts figcaption small").nth(1).innerText();
     assert.ok(chart.endsWith(`peak ${gib(curve[index].peak_bytes)}`), chart);
+    // What is in memory at the peak adds up to it.
+    const rows = await page.locator("#alive tbody data").evaluateAll((all) => all.map((one) => Number(one.value)));
+    assert.equal(rows.reduce((a, b) => a + b, 0), curve[index].peak_bytes);
     seen.push(await page.locator("#plan").innerText());
   }
   assert.equal(new Set(seen).size, 3);

@@ -58,7 +58,7 @@ impl Target {
             let view = |(budget, solution): &(Bytes, Solution)| {
                 let document = PlanDocument::new(&problem, solution, *budget, &self.device.name);
                 let recording = problem.record(&solution.checkpoints);
-                PlanView::new(&document, &solution.checkpoints, problem.regions(), &recording)
+                PlanView::new(trace, problem.regions(), &document, &solution.checkpoints, &recording)
             };
             let explanation = Explanation::new(trace, &costs, &self.device, page_limits)?;
             let document = PlanDocument::new(&problem, &solution, budget, &self.device.name);

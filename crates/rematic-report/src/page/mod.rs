@@ -66,6 +66,7 @@ pub struct PlanView {
     quality: String,
     kinds: Vec<Kind>,
     regions: Vec<RegionView>,
+    residents: Vec<(Bytes, usize, [String; 4])>,
     outline: Outline,
 }
 
@@ -81,7 +82,13 @@ struct RegionView {
 impl PlanView {
     /// The plan's document, the same as checkpoints, and the step under it.
     #[must_use]
-    pub fn new(document: &PlanDocument, checkpoints: &[Checkpoint], regions: &Regions, recording: &Recording) -> Self {
+    pub fn new(
+        trace: &StepTrace,
+        regions: &Regions,
+        document: &PlanDocument,
+        checkpoints: &[Checkpoint],
+        recording: &Recording,
+    ) -> Self {
         let view = |(planned, checkpoint): (&PlannedRegion, &Checkpoint)| {
             let region = &regions.all()[checkpoint.region];
             let decision = |choice: Choice| if choice == Choice::Save { 's' } else { 'r' };
@@ -100,6 +107,7 @@ impl PlanView {
             quality: plan::quality(document),
             kinds: regions::kinds(regions::rows(document)),
             regions: document.regions.iter().zip(checkpoints).map(view).collect(),
+            residents: step::residents(trace, regions, checkpoints, recording, &step::savers(trace)),
             outline: Outline::new(recording),
         }
     }
@@ -117,6 +125,7 @@ impl PlanView {
             quality: &self.quality,
             kinds: &self.kinds,
             regions: self.regions.iter().map(region).collect(),
+            residents: &self.residents,
             outline: &self.outline,
         }
     }
@@ -160,6 +169,8 @@ struct PlanJson<'a> {
     kinds: &'a [Kind],
     /// Module, first operator, bytes freed, number of the policy.
     regions: Vec<(usize, usize, Bytes, u64)>,
+    /// What is in memory at its peak.
+    residents: &'a [(Bytes, usize, [String; 4])],
     outline: &'a Outline,
 }
 
@@ -169,7 +180,7 @@ impl Page<'_> {
     pub fn html(&self) -> String {
         // In a script `<` could end it; in JSON it only ever stands in texts.
         let (document, checkpoints, recording) = self.chosen;
-        let chosen = PlanView::new(document, checkpoints, self.regions, recording);
+        let chosen = PlanView::new(self.trace, self.regions, document, checkpoints, recording);
         let data = crate::json::line(&self.document(&chosen)).replace('<', "\\u003c");
         let title = escaped(&format!("{}: memory of a training step", self.trace.model));
         let mut html = String::with_capacity(HTML.len() + STYLE.len() + SCRIPT.len() + data.len());

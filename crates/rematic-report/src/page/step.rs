@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use rematic_cost::Costs;
 use rematic_memory::{Checkpoint, Life, Recording, Regions, holder};
-use rematic_trace::{Bytes, Category, ModuleId, OpId, Phase, StepTrace, StorageId};
+use rematic_trace::{Bytes, Category, ModuleId, OpId, Phase, StepTrace, StorageId, any_layer, short};
 use serde::Serialize;
 
 use super::columns::Column;
@@ -136,7 +136,9 @@ impl Step {
             step.bytes.push(sizes.number(life.bytes));
             step.kind.push(2 * life.category as u64 + u64::from(life.again));
             step.held_by.push(holders.number(holder::owner(life.category).to_owned()));
-            step.kept_by.push(holders.number(kept.by(trace, life, &savers[life.storage.index()])));
+            step.kept_by.push(
+                holders.number(kept.by(trace, life, &savers[life.storage.index()], |path| inner(path).to_owned())),
+            );
         }
         step.sizes = sizes.into_values();
         step.holders = holders.into_values();
@@ -156,7 +158,7 @@ fn owners(trace: &StepTrace) -> Vec<Option<ModuleId>> {
 }
 
 /// For every storage, the operators that save it.
-fn savers(trace: &StepTrace) -> Vec<Vec<OpId>> {
+pub(crate) fn savers(trace: &StepTrace) -> Vec<Vec<OpId>> {
     let mut savers: Vec<Vec<OpId>> = vec![Vec::new(); trace.storages().len()];
     for (index, op) in trace.ops().iter().enumerate() {
         for tensor in trace.saves(op) {
@@ -194,11 +196,11 @@ impl Kept {
         Kept { region_of, input_of }
     }
 
-    fn by(&self, trace: &StepTrace, life: &Life, savers: &[OpId]) -> String {
+    fn by(&self, trace: &StepTrace, life: &Life, savers: &[OpId], name: impl Fn(&str) -> String) -> String {
         let maker = trace.storages()[life.storage.index()].birth;
         let region = maker.and_then(|op| self.region_of[op.index()]);
         match (life.again, region) {
-            (true, Some((module, _))) => format!("recomputed for {}", inner(&trace.path(module))),
+            (true, Some((module, _))) => format!("recomputed for {}", name(&trace.path(module))),
             (false, Some((_, true))) => "saved by the plan".to_owned(),
             _ => {
                 let outside: Vec<OpId> =
@@ -206,12 +208,58 @@ impl Kept {
                 // The first lets go last.
                 match (holder::autograd(trace, &outside[..outside.len().min(1)]), self.input_of.get(&life.storage)) {
                     (Some(autograd), _) => autograd,
-                    (None, Some(module)) => format!("input of {}", inner(&trace.path(*module))),
+                    (None, Some(module)) => format!("input of {}", name(&trace.path(*module))),
                     (None, None) => "nobody".to_owned(),
                 }
             }
         }
     }
+}
+
+/// What is in memory at the peak of a step under a plan, alike but for its layer in one row, the largest first: bytes, how
+/// many, category, made by, in, held by.
+pub(crate) fn residents(
+    trace: &StepTrace,
+    regions: &Regions,
+    checkpoints: &[Checkpoint],
+    recording: &Recording,
+    savers: &[Vec<OpId>],
+) -> Vec<(Bytes, usize, [String; 4])> {
+    let Some(peak) = recording.peak().and_then(|(moment, _)| u32::try_from(moment).ok()) else { return Vec::new() };
+    let owners = owners(trace);
+    let kept = Kept::new(trace, regions, checkpoints);
+    let mut rows: Vec<(Bytes, usize, [String; 4])> = Vec::new();
+    let mut places = HashMap::new();
+    for life in recording.lives.iter().filter(|life| life.from <= peak && peak < life.until) {
+        let maker = trace.storages()[life.storage.index()].birth;
+        let module = match maker {
+            Some(op) => trace.module_of(trace.op(op)),
+            None => owners[life.storage.index()],
+        };
+        let made_by = match (maker, life.category) {
+            (Some(op), _) => {
+                let again = if life.again { " (again)" } else { "" };
+                format!("{}{again}", short(trace.op_name(trace.op(op))))
+            }
+            (None, Category::Activation) => "the previous step".to_owned(),
+            (None, _) => "before the step".to_owned(),
+        };
+        let held_by = if peak < life.held_until {
+            holder::owner(life.category).to_owned()
+        } else {
+            kept.by(trace, life, &savers[life.storage.index()], any_layer)
+        };
+        let module = module.map_or_else(String::new, |module| any_layer(&trace.path(module)));
+        let key = [life.category.to_string(), made_by, module, held_by];
+        let place = *places.entry(key.clone()).or_insert_with(|| {
+            rows.push((Bytes(0), 0, key));
+            rows.len() - 1
+        });
+        rows[place].0 += life.bytes;
+        rows[place].1 += 1;
+    }
+    rows.sort_by_key(|(bytes, ..)| std::cmp::Reverse(*bytes));
+    rows
 }
 
 /// A step under a plan in some points: of each stretch of it the highest moment, so that no peak is lost.

@@ -36,7 +36,13 @@ class Alive {
       `right after operator ${count(moment + 1)} of ${count(steps.runs)}, ${sentence(steps, point)}, `,
       element("data", { value: steps.totals[point] }, bytes(steps.totals[point])), " in use.");
     this.choice.hidden = !steps.lives;
-    this.rows.replaceChildren(steps.lives ? this.residents(moment) : this.shares(point));
+    this.rows.replaceChildren(steps.lives ? this.residents(moment) : point === steps.peak ? this.atPeak() : this.shares(point));
+  }
+
+  // Of the plans for other budgets, the page holds what there is at their peaks.
+  atPeak() {
+    const rows = this.steps.residents.map(([sum, many, cells]) => [[bytes(sum), null, sum], many > 1 ? `${count(many)}×` : "", ...cells]);
+    return table("At the peak, the largest first", this.columns("operator"), this.shortened(rows));
   }
 
   shares(point) {
@@ -44,7 +50,7 @@ class Alive {
       .filter(([, value]) => value > 0)
       .sort((a, b) => b[1] - a[1])
       .map(([category, value]) => [bytes(value), category]);
-    return table("By category; what there is one by one is listed for the budget that this page was made for", [["bytes", "number"], ["category"]], rows);
+    return table("By category; one by one it is listed at the peak, and for the budget that this page was made for", [["bytes", "number"], ["category"]], rows);
   }
 
   residents(moment) {
@@ -62,19 +68,21 @@ class Alive {
       }
     }
     const all = [...groups.values()].sort((a, b) => b.bytes - a.bytes);
-    const rows = all.slice(0, MOST_ROWS).map(({ bytes: sum, count: many, cells }) =>
-      [[bytes(sum), null, sum], many > 1 ? `${count(many)}×` : "", ...cells]);
-    const rest = all.slice(MOST_ROWS).reduce((sum, group) => sum + group.bytes, 0);
-    if (rest > 0) {
-      const cells = this.columns().slice(2).map(() => "");
-      cells[cells.length > 1 ? 1 : 0] = `${count(all.length - MOST_ROWS)} smaller ones`;
-      rows.push([[bytes(rest), null, rest], "", ...cells]);
-    }
-    return table("The largest first", this.columns(), rows);
+    const rows = all.map(({ bytes: sum, count: many, cells }) => [[bytes(sum), null, sum], many > 1 ? `${count(many)}×` : "", ...cells]);
+    return table("The largest first", this.columns(this.grouping), this.shortened(rows));
   }
 
-  columns() {
-    return this.grouping === "operator"
+  // The largest, and the others as one.
+  shortened(rows) {
+    const rest = rows.slice(MOST_ROWS).reduce((sum, row) => sum + row[0][2], 0);
+    if (!rest) return rows.slice(0, MOST_ROWS);
+    const cells = rows[0].slice(2).map(() => "");
+    cells[cells.length > 1 ? 1 : 0] = `${count(rows.length - MOST_ROWS)} smaller ones`;
+    return [...rows.slice(0, MOST_ROWS), [[bytes(rest), null, rest], "", ...cells]];
+  }
+
+  columns(grouping) {
+    return grouping === "operator"
       ? [["bytes", "number"], ["", "number"], ["category"], ["made by", "name"], ["in", "name"], ["held by", "name"]]
       : [["bytes", "number"], ["", "number"], ["module", "name"]];
   }

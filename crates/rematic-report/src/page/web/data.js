@@ -88,10 +88,11 @@ const recorded = (step) => {
 };
 
 // A step of which the highest moments are known.
-const outlined = (outline) => {
+const outlined = ({ outline, residents }) => {
   const categories = outline.categories.map((column) => numbers(column, outline.points, true));
   const moment = numbers(outline.moment, outline.points, true);
-  return series(outline.points, outline.runs, moment, numbers(outline.run, outline.points, true), categories, null);
+  const run = numbers(outline.run, outline.points, true);
+  return { ...series(outline.points, outline.runs, moment, run, categories, null), residents };
 };
 
 const series = (length, runs, moments, run, categories, lives) => {

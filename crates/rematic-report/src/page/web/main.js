@@ -66,7 +66,7 @@ if (plain.length) before.set("As it is", plain, highest, own.budget_bytes);
 
 const outlines = new Map();
 const stepsOf = (plan) => {
-  if (!outlines.has(plan)) outlines.set(plan, outlined(plan.outline));
+  if (!outlines.has(plan)) outlines.set(plan, outlined(plan));
   return outlines.get(plan);
 };
 new BudgetCurve(byId("curve"), (plan, isOwn) => {
