@@ -283,3 +283,23 @@ def test_a_root_without_a_loop_variable_frees_what_is_dropped() -> None:
         assert all(ref() is None for ref in held)
     finally:
         gc.enable()
+
+
+class Decaying(nn.Module):
+    """Changes a buffer by an operator that returns nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.register_buffer("decay", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._foreach_mul_([self.decay], 0.5)
+        return x + self.narrow(torch.tanh(self.wide(x)))
+
+
+def test_operators_that_return_nothing() -> None:
+    model = nn.Sequential(*(Decaying() for _ in range(3)))
+    expected = results(model, X)
+    rematic.apply(model, saving(whole(model, X, only="?"), "_foreach_mul_.Scalar"))
+    check_equal(results(model, X), expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -153,3 +154,58 @@ def test_saving_what_is_changed_again() -> None:
     words = r"saves operator \d+ \(`addmm.default`\) of `Sequential.\d` and recomputes operator \d+ \(`mul_.Tensor`\)"
     with pytest.raises(rematic.PlanError, match=words):
         model(X)
+
+
+# ---- what changes between forward and backward ----
+
+
+@pytest.mark.parametrize("part", ["weight", "bias"])
+def test_weights_that_change_before_backward(part: str) -> None:
+    model = Stack()
+    rematic.apply(model, whole(model, X))
+    loss = model(X).square().mean()
+    with torch.no_grad():
+        getattr(model.layers[1].wide, part).add_(1)
+    with pytest.raises(rematic.PlanError, match="A parameter of `Stack.layers.1`, .* was changed after its forward"):
+        loss.backward()
+
+
+def test_weights_may_change_after_their_backward() -> None:
+    """As optimizers in backward do."""
+    model = Stack()
+    rematic.apply(model, whole(model, X))
+
+    def step(parameter: Tensor) -> None:
+        with torch.no_grad():
+            parameter.sub_(0.1 * parameter.grad)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    before = model.layers[0].wide.weight.detach().clone()
+    model(X).square().mean().backward()
+    assert not torch.equal(model.layers[0].wide.weight, before)
+
+
+# ---- mistakes in calls ----
+
+
+def test_a_mismatch_can_go_to_another_process() -> None:
+    error = rematic.Mismatch("M.l", 0, 3, "mm.default", None, again=True, hint="")
+    copied = pickle.loads(pickle.dumps(error))
+    assert type(copied) is rematic.Mismatch
+    assert (str(copied), copied.module, copied.position, copied.found) == (str(error), "M.l", 3, None)
+    assert "use_cache" in str(error)
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+def test_what_is_no_plan(swapped: bool) -> None:
+    model = Stack()
+    with pytest.raises(TypeError, match="apply takes a model and a plan, not"):
+        rematic.apply(whole(model, X), model) if swapped else rematic.apply(model, "plan.json")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="remove takes a model"):
+        rematic.remove("model")  # type: ignore[arg-type]
+
+
+def test_the_cpu_needs_a_budget() -> None:
+    with pytest.raises(rematic.PlanError, match="How much memory the CPU may use is not known; give it as budget="):
+        rematic.auto(Stack(), X, device="cpu")

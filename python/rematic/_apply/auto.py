@@ -43,7 +43,7 @@ def auto(
     """Makes one training step of `model(*args, **kwargs)` fit a memory budget: captures it, plans, and applies the plan.
 
     `device` is a name of `rematic devices`; by default this machine's GPU, and "a100-80" without one. With "cpu" the step
-    is captured as the CPU runs it. Without a budget it is all of the device's memory. `loss` and `optimizer` are those
+    is captured as the CPU runs it. Without a budget it is all of the device's memory; the CPU needs one. `loss` and `optimizer` are those
     of `capture`, `world_size` that of `plan`: devices among which parameters, gradients and optimizer state are spread. A
     step that fits as it is has a plan without regions, and nothing is applied. Raises `Infeasible` if no plan meets the
     budget.
@@ -57,6 +57,8 @@ def auto(
         if budget is None:
             budget = properties.total_memory
             all_of_it = _more_than_promised()
+    elif device == "cpu" and budget is None:
+        raise PlanError('How much memory the CPU may use is not known; give it as budget=, like "8GiB"')
     elif device is None or device == "cpu":
         device = DEFAULT_DEVICE
     trace = capture(model, *args, loss=loss, optimizer=optimizer, device=kind, **kwargs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rematic._core import PlanError
 
 
@@ -25,9 +27,15 @@ class Mismatch(PlanError):
         when = "when it is recomputed" if again else "in forward"
         planned = f"operator {position} is `{expected}`" if expected else f"there are only {position} operators"
         ran = f"it runs `{found}`" if found else f"it runs only {position}"
+        usual = (
+            "It ran otherwise the first time, so it keeps something between its runs: a cache (use_cache), a counter, numbers "
+            f'that are not PyTorch\'s; plan without it (never="{module}").'
+            if again
+            else "Plan again for the model, the inputs, the mode (train, autocast) and the device as they are."
+        )
         super().__init__(
             f"`{module}` (call {call}) does not do what the plan was made for: in the plan {planned}, but {when} {ran}. "
-            f"{hint or 'Plan again for the model, the inputs, the mode (train, autocast) and the device as they are.'}"
+            f"{hint or usual}"
         )
         self.module = module
         self.call = call
@@ -35,6 +43,17 @@ class Mismatch(PlanError):
         self.expected = expected
         self.found = found
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.args, self.__dict__)
+
     def add(self, words: str) -> None:
         """Says more about it."""
         self.args = (f"{self} {words}",)
+
+
+def _again(args: tuple[Any, ...], state: dict[str, Any]) -> Mismatch:
+    """The error as it was, in another process."""
+    error = Mismatch.__new__(Mismatch)
+    error.args = args
+    error.__dict__.update(state)
+    return error

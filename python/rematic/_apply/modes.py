@@ -25,10 +25,17 @@ STATISTICS, TRAINING = slice(3, 5), 5
 AUTOCAST = ("cpu", "cuda")
 
 
+# Stands for what an operator changes in place and returns.
+ARGUMENT = object()
+
+
 class Kept:
     """What one run of a region leaves for its recomputation."""
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: list[Tensor]) -> None:
+        # What the region reads and an optimizer may change.
+        self.parameters = parameters
+        self.parameter_versions: list[int] = []
         # What saved operators have made.
         self.values: dict[int, Any] = {}
         self.versions: dict[int, list[int]] = {}
@@ -41,6 +48,14 @@ class Kept:
     def close(self) -> None:
         """The region has run. What it changed in place itself is as it should be; from now on nothing may change it."""
         self.versions = {at: _versions(value) for at, value in self.values.items()}
+        self.parameter_versions = [parameter._version for parameter in self.parameters]
+
+    def changed_parameter(self) -> Tensor | None:
+        """One that was changed since."""
+        for parameter, version in zip(self.parameters, self.parameter_versions, strict=True):
+            if parameter._version != version:
+                return parameter
+        return None
 
 
 class _Follower(TorchDispatchMode):
@@ -102,7 +117,7 @@ class Forward(_Follower):
         out = func(*args, **kwargs)
         if saved:
             written = _written(func, args, kwargs) if policy.changes[at] else ()
-            kept.values[at] = _map(out, lambda tensor: None if _is_among(tensor, written) else _detached(tensor))
+            kept.values[at] = _map(out, lambda tensor: ARGUMENT if _is_among(tensor, written) else _detached(tensor))
         elif policy.changes[at]:
             self._check_change(at, func, args, kwargs)
         return out
@@ -138,6 +153,14 @@ class Again(_Follower):
         self._autocast = False
 
     def __enter__(self) -> Any:
+        changed = self._kept.changed_parameter()
+        if changed is not None:
+            module = self._policy.module
+            raise PlanError(
+                f"A parameter of `{module}`, of shape {tuple(changed.shape)}, was changed after its forward and before its "
+                "backward, so what the plan dropped cannot be made again; call backward before the weights change, or plan "
+                f'without this module (never="{module}")'
+            )
         self._at = 0
         # Not to be asked inside operators: there autocast is off.
         self._autocast = any(map(torch.is_autocast_enabled, AUTOCAST))
@@ -218,7 +241,7 @@ def _map(value: Any, function: Callable[[Tensor], Any]) -> Any:
 
 def _filled(value: Any, arguments: Iterator[Tensor]) -> Any:
     """A value with the arguments in place of what was left out."""
-    if value is None:
+    if value is ARGUMENT:
         return next(arguments, None)
     if isinstance(value, (tuple, list)):
         return type(value)([_filled(item, arguments) for item in value])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rematic._capture.cache import caching_configs, without_cache
 from rematic._core import Plan, PlanError
 
 from .compiled import compiled_contexts
@@ -104,7 +105,7 @@ class Wrapper:
             *(kwargs[name] for name in names),
             use_reentrant=False,
             preserve_rng_state=False,  # the modes do, for what is drawn again
-            context_fn=functools.partial(_contexts, policy),
+            context_fn=functools.partial(_contexts, policy, list(self.module.parameters())),
             **rest,
         )
 
@@ -120,8 +121,8 @@ class Wrapper:
                 return
 
 
-def _contexts(policy: Policy) -> tuple[Forward, Again]:
-    kept = Kept()
+def _contexts(policy: Policy, parameters: list[Tensor]) -> tuple[Forward, Again]:
+    kept = Kept(parameters)
     return Forward(policy, kept), Again(policy, kept)
 
 
@@ -136,6 +137,7 @@ class Root:
         self.forwards = Forwards(model, plan)
         self.wrapper = Wrapper(model, self)
         self.wrappers = [self.wrapper]
+        self.caching = caching_configs(model)
 
     def rests(self) -> bool:
         """Whether the model evaluates."""
@@ -150,7 +152,8 @@ class Root:
         before = [wrapper.calls for wrapper in self.wrappers]
         self.running = True
         try:
-            out = self.wrapper.run(args, kwargs)
+            with without_cache(self.caching if trains and "use_cache" not in kwargs else ()):
+                out = self.wrapper.run(args, kwargs)
             if not counts:
                 for wrapper, calls in zip(self.wrappers, before, strict=True):
                     wrapper.calls = calls
@@ -191,6 +194,11 @@ def apply(model: nn.Module, plan: Plan) -> None:
     other, and from the first again after the last and after the optimizer's step. Without gradients, and when the model
     evaluates, nothing is checkpointed. `remove` takes the plan off.
     """
+    if not isinstance(model, nn.Module) or not isinstance(plan, Plan):
+        raise TypeError(
+            f"apply takes a model and a plan, not {type(model).__name__} and {type(plan).__name__}; plan with rematic.plan, or "
+            "read one with rematic.Plan.load"
+        )
     model = getattr(model, "_orig_mod", model)
     check_free(model)
     modules = dict(model.named_modules())
@@ -216,6 +224,8 @@ def apply(model: nn.Module, plan: Plan) -> None:
 
 def remove(model: nn.Module) -> None:
     """Takes the plan off a model, which is then as it was before `apply`."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"remove takes a model, not {type(model).__name__}")
     model = getattr(model, "_orig_mod", model)
     for module in model.modules():
         wrapper = module.__dict__.get("forward")

@@ -12,14 +12,16 @@ import dataclasses
 import gc
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rematic._core import Trace
+from rematic._core import RematicWarning, Trace
 
+from .cache import caching_configs, without_cache
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, user_line
 from .modules import FORWARDS, CallWatch, GradientWatch, ModuleTree
@@ -33,6 +35,10 @@ __all__ = ["capture", "capture_step", "document", "document_of_step"]
 
 OptimizerChoice = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | bool | None
 DEFAULT_LEARNING_RATE = 1e-3
+CACHES = (
+    "the model's config has use_cache, which keeps keys and values for generation; a step without it is captured, and under a "
+    "plan the model trains without it; give use_cache=False or True to say what you want"
+)
 
 
 def document(
@@ -146,14 +152,18 @@ def _run(
     kind = str(device).split(":")[0]
     if kind not in DEVICES:
         raise CaptureError(f"Operators of device `{device}` are not known; take {' or '.join(sorted(DEVICES))}")
-    before = _Before()
-    while True:
-        attempt = _Attempt(model, optimizer, kind, inputs, before)
-        document = attempt.run(step)
-        if attempt.after == before:
-            return json.dumps(document, separators=(",", ":")).encode()
-        # What a step leaves, it finds. That is known now.
-        before = attempt.after
+    caching = [] if "use_cache" in inputs[1] else caching_configs(model)
+    if caching:
+        warnings.warn(CACHES, RematicWarning, stacklevel=4)
+    with without_cache(caching):
+        before = _Before()
+        while True:
+            attempt = _Attempt(model, optimizer, kind, inputs, before)
+            document = attempt.run(step)
+            if attempt.after == before:
+                return json.dumps(document, separators=(",", ":")).encode()
+            # What a step leaves, it finds. That is known now.
+            before = attempt.after
 
 
 @dataclasses.dataclass(frozen=True)

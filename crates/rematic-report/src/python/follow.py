@@ -196,6 +196,8 @@ class _Again(_Follower):
         value = self.kept.values.pop(at)
         if _versions(value) != self.kept.versions[at]:
             raise RuntimeError(f"{self.path!r}: the output of operator {at} is saved, but was changed in place since")
+        if not func._schema.returns:
+            return None
         changed = iter(_changed(func, args, kwargs))
         return _map(value, lambda tensor: next(changed, None) if tensor is None else tensor)
 
