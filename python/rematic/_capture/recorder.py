@@ -45,6 +45,10 @@ _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 class _StorageRef(weakref.ref[Any]):
     """A weak reference to a storage that knows which row of the trace it is."""
 
@@ -123,7 +127,7 @@ class Recorder(TorchDispatchMode):
         # Whether tensors of the step, and real ones, are among an operator's arguments; and what makes tensors on the
         # device for real ones.
         self._natives = self._strangers = False
-        self.stand_in: Callable[[Tensor], Tensor] = lambda tensor: tensor
+        self.stand_in: Callable[[Tensor], Tensor] = _itself
 
     # ---- tensors ----
 
@@ -488,8 +492,9 @@ class Recorder(TorchDispatchMode):
         self._number(op, bool(mutates), clones)
 
     def close(self) -> None:
-        """The step is over; what goes from now on is not part of it."""
+        """The step is over; what goes from now on is not part of it, and the user's tensors are let go of."""
         self._closed = True
+        self.stand_in = _itself
 
     # ---- module calls ----
 

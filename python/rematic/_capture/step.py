@@ -243,7 +243,7 @@ class _Attempt:
             for tensor, value in self.replica.values:
                 recorder.values.know(tensor, value)
             try:
-                with calls.watching(), recorder.saving(), _eagerly(), self._elsewhere(), recorder:
+                with calls.watching(), gradients.watching(), recorder.saving(), _eagerly(), self._elsewhere(), recorder:
                     output = step(self.model, self.optimizer, self.inputs)
             except UnknownValue as error:
                 raise _unknown_value(error, calls) from error
@@ -251,7 +251,8 @@ class _Attempt:
                 raise
             except Exception as error:
                 raise _explained(error, recorder, calls) from error
-            recorder.close()
+            finally:
+                recorder.close()
             if not gradients.trained:
                 raise CaptureError(
                     "Backward gave no parameter a gradient; check requires_grad of the model's parameters, and that "
