@@ -85,6 +85,40 @@ def test_a_step_without_backward() -> None:
         capture_step(lambda model, optimizer: model(torch.zeros(2, 8)), Outer(lambda x: x))
 
 
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_step_that_uses_the_model_from_outside(where: str, device: str) -> None:
+    with torch.device(where):
+        outside, batch = Outer(lambda x: x), torch.ones(2, 8)
+    optimizer = torch.optim.SGD(outside.parameters(), lr=0.1)
+    before = [parameter.detach().clone() for parameter in outside.parameters()]
+
+    def step(model: nn.Module, _: Any) -> None:
+        outside(batch).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(CaptureError) as error:
+        capture_step(step, outside, optimizer, device=device)
+    says(error, "uses the model from outside", r"parameter `inner\.linear\.weight`", "arguments `model, optimizer`")
+    assert all(parameter.grad is None for parameter in outside.parameters())
+    if where == "cpu":
+        assert all(torch.equal(*pair) for pair in zip(outside.parameters(), before, strict=True))
+
+
+def test_buffers_from_outside_are_read_and_not_written() -> None:
+    model = Outer(lambda x: x)
+    model.register_buffer("classes", torch.ones(8))
+    capture(model, torch.zeros(2, 8), loss=lambda output: (output * model.classes).sum())
+
+    def step(copied: nn.Module, optimizer: Any) -> None:
+        copied(torch.zeros(2, 8)).sum().backward()
+        model.classes.mul_(2)
+
+    with pytest.raises(CaptureError, match=r"`aten\.mul_\.Tensor` writes its buffer `classes`"):
+        capture_step(step, model)
+    assert torch.equal(model.classes, torch.ones(8))
+
+
 def test_a_loss_that_is_no_scalar() -> None:
     with pytest.raises(CaptureError, match=r"one element, but gave \(2, 8\)"):
         capture(Outer(lambda x: x), torch.zeros(2, 8), loss=lambda output: output)

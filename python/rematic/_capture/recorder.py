@@ -36,6 +36,7 @@ from .operators import (
     OPTIMIZER,
     Facts,
 )
+from .replica import Replica
 from .shapes import Layout, Shapes
 from .trees import map_tensors, tensors_in
 from .values import Values
@@ -43,10 +44,6 @@ from .values import Values
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _autograd_node: Callable[[], Any] = torch._C._current_autograd_node
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 class _StorageRef(weakref.ref[Any]):
@@ -124,10 +121,10 @@ class Recorder(TorchDispatchMode):
         self._deferred: int | None = None
         self._closed = False
 
-        # Whether tensors of the step, and real ones, are among an operator's arguments; and what makes tensors on the
-        # device for real ones.
-        self._natives = self._strangers = False
-        self.stand_in: Callable[[Tensor], Tensor] = _itself
+        # Whether tensors of the step, real ones, and any that the step has not met are among an operator's arguments.
+        self._natives = self._strangers = self._foreigners = False
+        # What stands for the user's tensors. Without it, they are taken as they are.
+        self.replica: Replica | None = None
 
     # ---- tensors ----
 
@@ -336,12 +333,17 @@ class Recorder(TorchDispatchMode):
             if isinstance(item, Tensor):
                 if item.is_meta:
                     self._natives = True
-                elif item.dim():
-                    self._strangers = True
+                else:
+                    self._foreigners = True
+                    self._strangers |= item.dim() > 0
                 if item.is_meta or self._counts_host:
                     storage = item.untyped_storage()
                     ref = self._storages.get(storage._cdata)
-                    row = self._add_storage(storage, "other", None) if ref is None else ref.row
+                    if ref is None:
+                        self._foreigners = True
+                        row = self._add_storage(storage, "other", None)
+                    else:
+                        row = ref.row
                     key = (item.dtype, item.shape, item.stride())
                     layout = self._layout_rows.get(key)
                     rows.append([row, self._add_layout(key) if layout is None else layout])
@@ -375,11 +377,28 @@ class Recorder(TorchDispatchMode):
         """For a real tensor among those of the step (a batch that the step's function holds): one on the device."""
         if tensor.is_meta or not tensor.dim():
             return tensor
+        if self.replica is None:
+            return tensor
         self._quiet = True
         try:
-            return self.stand_in(tensor)
+            return self.replica.tensor(tensor)
         finally:
             self._quiet = False
+
+    def _check_foreigners(self, facts: Facts, args: Any, kwargs: Any) -> None:
+        """Refuses to train the user's own model. A buffer may be read: a loss often knows the weights of classes."""
+        if self.replica is None:
+            return
+        name = next(filter(None, map(self.replica.parameter, tensors_in((args, kwargs)))), None)
+        does, kind = "reads", "parameter"
+        if name is None and facts.mutated_keywords:
+            name = next(filter(None, map(self.replica.buffer, tensors_in(_written(facts, args, kwargs)))), None)
+            does, kind = "writes", "buffer"
+        if name is not None:
+            raise CaptureError(
+                f"The step uses the model from outside: `{self.running}` {does} its {kind} `{name}`, not that of the "
+                "copy that is captured; use the arguments `model, optimizer` of the step's function"
+            )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -399,11 +418,13 @@ class Recorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         outer, self.running = self.running, func
-        self._natives = self._strangers = False
+        self._natives = self._strangers = self._foreigners = False
         inputs: list[list[int]] = []
         self._describe(args, inputs)
         if kwargs:
             self._describe(kwargs.values(), inputs)
+        if self._foreigners:
+            self._check_foreigners(facts, args, kwargs)
         if self._strangers and self._natives and func not in ACROSS_DEVICES:
             args, kwargs = map_tensors((args, kwargs), self.on_device)
             inputs.clear()
@@ -413,8 +434,7 @@ class Recorder(TorchDispatchMode):
         mutates: list[int] = []
         if facts.mutated_keywords:
             written: list[list[int]] = []
-            self._describe([args[position] for position in facts.mutated if position < len(args)], written)
-            self._describe([kwargs[name] for name in facts.mutated_keywords if name in kwargs], written)
+            self._describe(_written(facts, args, kwargs), written)
             mutates = [row for row, _ in written]
         outputs: list[list[int]] = []
         known = len(self.storages)
@@ -494,7 +514,7 @@ class Recorder(TorchDispatchMode):
     def close(self) -> None:
         """The step is over; what goes from now on is not part of it, and the user's tensors are let go of."""
         self._closed = True
-        self.stand_in = _itself
+        self.replica = None
 
     # ---- module calls ----
 
@@ -528,6 +548,12 @@ class Recorder(TorchDispatchMode):
         row = self.row_of(tensor)
         if row is not None and not self._closed:
             self.events.append({"recategorize": [row, category]})
+
+
+def _written(facts: Facts, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an operator writes to."""
+    positional = [args[position] for position in facts.mutated if position < len(args)]
+    return positional + [kwargs[name] for name in facts.mutated_keywords if name in kwargs]
 
 
 def device_tensors(value: Any) -> list[Tensor]:

@@ -25,6 +25,9 @@ class Replica:
         # Holds the user's tensors, so that no address is used again while this lives.
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         self.values: list[tuple[Tensor, Tensor]] = []
+        # What the storages of the user's model hold, for errors.
+        self._parameters: dict[int, str] = {}
+        self._buffers: dict[int, str] = {}
 
     def tensor(self, original: Tensor) -> Tensor:
         """The tensor that stands for this one."""
@@ -56,6 +59,14 @@ class Replica:
             self.values.append((made, original.detach()))
         return made
 
+    def parameter(self, tensor: Tensor) -> str | None:
+        """The name of the user's own parameter that lies where this tensor does, if one does."""
+        return self._parameters.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
+
+    def buffer(self, tensor: Tensor) -> str | None:
+        """The same for buffers."""
+        return self._buffers.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
+
     def model(self, model: nn.Module) -> nn.Module:
         """A copy of the model's structure."""
         memo: dict[int, Any] = {}
@@ -75,6 +86,12 @@ class Replica:
             ) from error
         for module in copied.modules():
             module._compiled_call_impl = None
+        for names, tensors in (
+            (self._parameters, model.named_parameters()),
+            (self._buffers, model.named_buffers()),
+        ):
+            for name, tensor in tensors:
+                names.setdefault(tensor.untyped_storage()._cdata, name)
         return copied
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

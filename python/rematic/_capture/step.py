@@ -221,7 +221,7 @@ class _Attempt:
 
     def run(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any]) -> dict[str, Any]:
         recorder = Recorder(counts_host=self.device == "cpu")
-        recorder.stand_in = self.replica.tensor
+        recorder.replica = self.replica
         with _no_collection(), as_on(self.device):
             self._make_optimizer_state()
             tree = ModuleTree(self.model, recorder)
