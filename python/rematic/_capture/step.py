@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from rematic._core import Trace
+from rematic._apply.wrapping import check_free
 
+from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, user_line
 from .modules import FORWARDS, CallWatch, GradientWatch, ModuleTree
@@ -29,9 +31,8 @@ from .routing import DEVICES, as_on
 from .shapes import ListKernels
 from .trees import tensors_in
 
-__all__ = ["capture", "capture_step", "document", "document_of_step"]
+__all__ = ["OptimizerChoice", "capture", "capture_step", "document", "document_of_step"]
 
-OptimizerChoice = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | bool | None
 DEFAULT_LEARNING_RATE = 1e-3
 
 
@@ -44,6 +45,9 @@ def document(
     **kwargs: Any,
 ) -> bytes:
     """What `capture` captures, as the text of a trace file."""
+    check_model(model, "give the module whose step is to be captured, and then its inputs")
+    check_loss(loss)
+    check_gradients()
 
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
         output = copied(*inputs[0], **inputs[1])
@@ -66,6 +70,9 @@ def document_of_step(
     device: str = "cuda",
 ) -> bytes:
     """What `capture_step` captures, as the text of a trace file."""
+    check_model(model, "capture_step takes the step's function, then the model, then its optimizer")
+    if not callable(fn):
+        raise TypeError(f"`fn` must be a function of `model, optimizer`, but is of type {type(fn).__name__}")
 
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
         return fn(copied, stepper)
@@ -146,6 +153,9 @@ def _run(
     kind = str(device).split(":")[0]
     if kind not in DEVICES:
         raise CaptureError(f"Operators of device `{device}` are not known; take {' or '.join(sorted(DEVICES))}")
+    check_optimizer(optimizer)
+    model = getattr(model, "_orig_mod", model)
+    check_free(model)
     before = _Before()
     while True:
         attempt = _Attempt(model, optimizer, kind, inputs, before)
@@ -178,7 +188,6 @@ class _Attempt:
         before: _Before,
     ) -> None:
         self.device = device
-        model = getattr(model, "_orig_mod", model)
         self.replica = Replica()
         self.model = self.replica.model(model)
         self.inputs = self.replica.inputs(*inputs)
@@ -195,8 +204,10 @@ class _Attempt:
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not parameters:
             return None
-        if callable(choice):
-            return choice(parameters)
+        if choice is not None:
+            made = choice(parameters)
+            check_made(made, parameters)
+            return made
         return torch.optim.Adam(parameters, lr=DEFAULT_LEARNING_RATE, foreach=self.device == "cuda" or None)
 
     def _make_optimizer_state(self) -> None:
@@ -334,10 +345,14 @@ def _explained(error: Exception, recorder: Recorder, calls: CallWatch) -> Captur
     op = f", at operator `{recorder.running}`" if recorder.running is not None else ""
     line = user_line(error)
     at = f"\n  at {line}" if line else ""
+    if isinstance(error, NotImplementedError):
+        hint = "An operator without a meta kernel needs one (torch.library.register_fake)."
+    elif not torch.is_grad_enabled():
+        hint = "Gradients are off (torch.no_grad or torch.inference_mode): capture outside of it."
+    else:
+        hint = "Check that the model runs with these inputs."
     return CaptureError(
-        f"The step fails on the meta device{where}{op}: {type(error).__name__}: {error}{at}\n"
-        "Check that the model runs with these inputs; an operator without a meta kernel needs one "
-        "(torch.library.register_fake)."
+        f"The step fails on the meta device{where}{op}: {type(error).__name__}: {error}{at}\n{hint}"
     )
 
 
