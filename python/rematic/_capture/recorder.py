@@ -23,6 +23,7 @@ from torch.utils import checkpoint as checkpoints
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import CaptureError
+from .nodes import Nodes
 from .operators import (
     ACROSS_DEVICES,
     BACKWARD,
@@ -41,7 +42,6 @@ from .shapes import Layout, Shapes
 from .trees import map_tensors, tensors_in
 from .values import Values
 
-_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 
@@ -109,16 +109,11 @@ class Recorder(TorchDispatchMode):
         self._drops: dict[int, int] = {}
         self._quiet = False
 
-        self._first_number = _sequence_number()
-        self._numbered = self._first_number
-        self._op_of_number: dict[int, int] = {}
-        self._waiting: dict[int, list[weakref.ref[_Saved]]] = {}
+        self._nodes = Nodes(self._hold)
         self._holds: dict[int, int] = {}
         self._reads: dict[int, int] = {}
         self._returned: int | None = None
         self._returns: dict[int, int] = {}
-        self._mutating_before = False
-        self._deferred: int | None = None
         self._closed = False
 
         # Whether tensors of the step, real ones, and any that the step has not met are among an operator's arguments.
@@ -199,18 +194,18 @@ class Recorder(TorchDispatchMode):
         """Autograd saves a tensor."""
         if not tensor.is_meta or self._closed:
             return tensor
-        number = _sequence_number() - 1 if self._deferred is None else self._deferred
+        number = self._nodes.saving()
         row = self._storages.get(tensor.untyped_storage()._cdata)
         if row is None:
             row_id = self.storage_before_step(tensor, "other")
         else:
             row_id = row.row
         layout = (tensor.dtype, tensor.shape, tensor.stride())
-        op = self._op_of_number.get(number)
+        op = self._nodes.op(number)
         requires_grad = tensor.requires_grad
         if op is None:
             saved = _Saved(self, -1, row_id, layout, requires_grad, False)
-            self._waiting.setdefault(number, []).append(weakref.ref(saved))
+            self._nodes.wait(number, saved)
             return saved
         node = tensor.grad_fn if requires_grad else None
         is_output = node is not None and node._sequence_nr() == number
@@ -220,7 +215,7 @@ class Recorder(TorchDispatchMode):
         if is_output:
             # Without hooks, autograd detaches an output that it saves.
             tensor_row = [row_id, self.layout(tensor)]
-            self._record(self._facts_of(DETACH), ["view"], [tensor_row], [tensor_row], [])
+            self._record_detach(tensor_row)
         return saved
 
     @contextlib.contextmanager
@@ -288,34 +283,6 @@ class Recorder(TorchDispatchMode):
         if early is not None:
             self.events[early] = None
         return fresh
-
-    def _number(self, op: int, mutating: bool, clones: Tensor | None) -> None:
-        """Ties the graph's nodes that were made since the last operator to this one."""
-        number = _sequence_number()
-        first = self._numbered
-        if self._deferred is not None:
-            self._tie(self._deferred, op)
-            self._deferred = None
-        if number > first:
-            if self._mutating_before and number - first > 1:
-                # Writing into a view makes a second node, after the operator has run.
-                self._tie(first, op - 1)
-                first += 1
-            if clones is not None and number - first > (clones.requires_grad and torch.is_grad_enabled()):
-                # What an operator overwrites is copied before it runs, if its backward needs it.
-                self._deferred = first
-                first += 1
-            for made in range(first, number):
-                self._tie(made, op)
-            self._numbered = number
-        self._mutating_before = mutating
-
-    def _tie(self, number: int, op: int) -> None:
-        self._op_of_number[number] = op
-        for waiting in self._waiting.pop(number, ()):
-            saved = waiting()
-            if saved is not None:
-                self._hold(op, saved)
 
     # ---- operators ----
 
@@ -432,10 +399,13 @@ class Recorder(TorchDispatchMode):
         out = self._shapes.run(func, args, kwargs, inputs)
 
         mutates: list[int] = []
+        writes_view = False
         if facts.mutated_keywords:
+            targets = _written(facts, args, kwargs)
             written: list[list[int]] = []
-            self._describe(_written(facts, args, kwargs), written)
+            self._describe(targets, written)
             mutates = [row for row, _ in written]
+            writes_view = torch.is_grad_enabled() and any(tensor._is_view() for tensor in tensors_in(targets))
         outputs: list[list[int]] = []
         known = len(self.storages)
         results = out if isinstance(out, (tuple, list)) else (out,)
@@ -447,7 +417,8 @@ class Recorder(TorchDispatchMode):
             flags = [*flags, "host"]
         elif outputs and not mutates and not on_host and known == len(self.storages):
             flags = [*flags, "view"]
-        self._record(facts, flags, inputs, outputs, mutates, args[0] if func is CLONE else None)
+        self._record(facts, flags, inputs, outputs, mutates)
+        self._nodes.ran(len(self.ops) - 1, writes_view, args[0] if func is CLONE else None)
         self.running = outer
         return out
 
@@ -456,9 +427,12 @@ class Recorder(TorchDispatchMode):
         ref.detaches = False
         out = DETACH(tensor)
         if ref.is_output:
-            row = [ref.row, self.layout(out)]
-            self._record(self._facts_of(DETACH), ["view"], [row], [row], [])
+            self._record_detach([ref.row, self.layout(out)])
         return out
+
+    def _record_detach(self, row: list[int]) -> None:
+        self._record(self._facts_of(DETACH), ["view"], [row], [row], [])
+        self._nodes.ran(len(self.ops) - 1, False, None)
 
     def phase(self) -> str:
         """The phase that an operator would belong to now."""
@@ -475,7 +449,6 @@ class Recorder(TorchDispatchMode):
         inputs: list[list[int]],
         outputs: list[list[int]],
         mutates: list[int],
-        clones: Tensor | None = None,
     ) -> None:
         op = len(self.ops)
         phase = self.phase()
@@ -487,7 +460,7 @@ class Recorder(TorchDispatchMode):
         elif phase is BACKWARD:
             node = _autograd_node()
             if node is not None:
-                differentiates = self._op_of_number.get(node._sequence_nr())
+                differentiates = self._nodes.op(node._sequence_nr())
                 if differentiates is not None:
                     call = self.ops[differentiates].get("call")
                     if call is not None:
@@ -509,7 +482,6 @@ class Recorder(TorchDispatchMode):
                 self.events.append({"return": returned})
         self.ops.append(row)
         self.events.append({"op": op})
-        self._number(op, bool(mutates), clones)
 
     def close(self) -> None:
         """The step is over; what goes from now on is not part of it, and the user's tensors are let go of."""
