@@ -29,6 +29,7 @@ from .operators import (
     BACKWARD,
     CATEGORIES,
     CLONE,
+    COPY,
     DETACH,
     DTYPES,
     FLASH,
@@ -342,15 +343,31 @@ class Recorder(TorchDispatchMode):
 
     def on_device(self, tensor: Tensor) -> Tensor:
         """For a real tensor among those of the step (a batch that the step's function holds): one on the device."""
-        if tensor.is_meta or not tensor.dim():
-            return tensor
+        return tensor if tensor.is_meta or not tensor.dim() else self._stand_in(tensor)
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
         if self.replica is None:
             return tensor
         self._quiet = True
         try:
-            return self.replica.tensor(tensor)
+            made = self.replica.tensor(tensor)
         finally:
             self._quiet = False
+        real = self._storages.get(tensor.untyped_storage()._cdata)
+        storage = made.untyped_storage()
+        if real is not None and storage._cdata not in self._storages:
+            # On the CPU both lie in the memory that is counted, and only one is there.
+            self._watch(_StorageRef(storage, self._dropped), storage, real.row)
+        return made
+
+    def _moved(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of an operator on tensors of the step and real ones, with the real ones on the device."""
+        if func is COPY and not args[0].is_meta:
+            # What the step copies its tensors to, as an average of weights, would lie beside them.
+            return (self._stand_in(args[0]), *args[1:]), kwargs
+        if func in ACROSS_DEVICES or not self._strangers:
+            return args, kwargs
+        return map_tensors((args, kwargs), self.on_device)
 
     def _check_foreigners(self, facts: Facts, args: Any, kwargs: Any) -> None:
         """Refuses to train the user's own model. A buffer may be read: a loss often knows the weights of classes."""
@@ -392,8 +409,8 @@ class Recorder(TorchDispatchMode):
             self._describe(kwargs.values(), inputs)
         if self._foreigners:
             self._check_foreigners(facts, args, kwargs)
-        if self._strangers and self._natives and func not in ACROSS_DEVICES:
-            args, kwargs = map_tensors((args, kwargs), self.on_device)
+        if self._foreigners and self._natives:
+            args, kwargs = self._moved(func, args, kwargs)
             inputs.clear()
             self._describe((*args, *kwargs.values()), inputs)
         out = self._shapes.run(func, args, kwargs, inputs)
