@@ -168,7 +168,7 @@ def test_what_is_no_optimizer(choice: Any) -> None:
 
 def test_a_function_that_makes_another_optimizer() -> None:
     model = Outer(lambda x: x)
-    with pytest.raises(CaptureError, match="must make an optimizer, but made a NoneType"):
+    with pytest.raises(CaptureError, match="must make one, but made a NoneType"):
         capture(model, torch.zeros(2, 8), optimizer=lambda parameters: None)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with pytest.raises(CaptureError, match="2 parameters that it was not given; use its argument"):

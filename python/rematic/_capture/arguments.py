@@ -53,7 +53,7 @@ def check_optimizer(optimizer: Any) -> None:
 def check_made(made: Any, parameters: list[nn.Parameter]) -> None:
     """Refuses what a function from parameters made, if it is no optimizer of them."""
     if not isinstance(made, torch.optim.Optimizer):
-        raise CaptureError(f"The function given as `optimizer` must make an optimizer, but made a {type(made).__name__}")
+        raise CaptureError(f"The function given as `optimizer` must make one, but made a {type(made).__name__}")
     known = {id(parameter) for parameter in parameters}
     others = [
         parameter for group in made.param_groups for parameter in group["params"] if id(parameter) not in known

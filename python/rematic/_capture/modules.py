@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
-from .recorder import Recorder, device_tensors
-from .trees import map_tensors
+from .recorder import Recorder
+from .trees import device_tensors, map_tensors
 
 _graph_task = torch._C._current_graph_task_id
 
@@ -59,7 +59,7 @@ class ModuleTree:
 
 
 def _remove(handles: list[RemovableHandle]) -> None:
-    # The collector of cycles does not see through hooks: what they lead to, the user's weights too, would stay for ever.
+    # The collector of cycles does not see through hooks: what they lead to, even the user's weights, would stay.
     for handle in handles:
         handle.remove()
     handles.clear()

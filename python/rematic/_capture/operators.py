@@ -51,3 +51,8 @@ class Facts:
         ]
         self.mutated = [position for position, argument in written if not argument.kwarg_only]
         self.mutated_keywords = [argument.name for _, argument in written]
+
+    def written(self, args: Any, kwargs: Any) -> list[Any]:
+        """The arguments of a call that it writes to."""
+        positional = [args[position] for position in self.mutated if position < len(args)]
+        return positional + [kwargs[name] for name in self.mutated_keywords if name in kwargs]

@@ -12,7 +12,6 @@ Three things are watched, each where it happens:
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -38,6 +37,7 @@ from .operators import (
     OPTIMIZER,
     Facts,
 )
+from .references import FreshRef, Saved, StorageRef
 from .replica import Replica
 from .shapes import Layout, Shapes
 from .trees import map_tensors, tensors_in
@@ -45,40 +45,6 @@ from .values import Values
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _autograd_node: Callable[[], Any] = torch._C._current_autograd_node
-
-
-class _StorageRef(weakref.ref[Any]):
-    """A weak reference to a storage that knows which row of the trace it is."""
-
-    __slots__ = ("row", "address")
-    row: int
-    address: int
-
-
-class _FreshRef(_StorageRef):
-    """The same for the storage of a tensor that stands in for a saved one while backward reads it."""
-
-    __slots__ = ("op", "detaches", "is_output")
-    op: int
-    detaches: bool
-    is_output: bool
-
-
-class _Saved:
-    """What autograd holds in place of a saved tensor."""
-
-    __slots__ = ("recorder", "op", "row", "layout", "requires_grad", "is_output", "__weakref__")
-
-    def __init__(self, recorder: Recorder, op: int, row: int, layout: Layout, requires_grad: bool, is_output: bool):
-        self.recorder = recorder
-        self.op = op
-        self.row = row
-        self.layout = layout
-        self.requires_grad = requires_grad
-        self.is_output = is_output
-
-    def __del__(self) -> None:
-        self.recorder._let_go(self)
 
 
 class Recorder(TorchDispatchMode):
@@ -106,7 +72,7 @@ class Recorder(TorchDispatchMode):
 
         self._layout_rows: dict[Layout, int] = {}
         self._facts: dict[Any, Facts] = {}
-        self._storages: dict[int, _StorageRef] = {}
+        self._storages: dict[int, StorageRef] = {}
         self._drops: dict[int, int] = {}
         self._quiet = False
 
@@ -150,10 +116,10 @@ class Recorder(TorchDispatchMode):
     def _add_storage(self, storage: torch.UntypedStorage, category: str, birth: int | None) -> int:
         row = len(self.storages)
         self.storages.append([storage.nbytes(), category, birth])
-        self._watch(_StorageRef(storage, self._dropped), storage, row)
+        self._watch(StorageRef(storage, self._dropped), storage, row)
         return row
 
-    def _watch(self, ref: _StorageRef, storage: torch.UntypedStorage, row: int) -> None:
+    def _watch(self, ref: StorageRef, storage: torch.UntypedStorage, row: int) -> None:
         ref.row = row
         ref.address = storage._cdata
         self._storages[ref.address] = ref
@@ -167,7 +133,7 @@ class Recorder(TorchDispatchMode):
         """Whether an ordinary reference to the storage is left."""
         return row not in self._drops
 
-    def _dropped(self, ref: _StorageRef) -> None:
+    def _dropped(self, ref: StorageRef) -> None:
         del self._storages[ref.address]
         self._drop(ref.row)
 
@@ -176,7 +142,7 @@ class Recorder(TorchDispatchMode):
             self._drops[row] = len(self.events)
             self.events.append({"drop": row})
 
-    def _fresh_dropped(self, ref: _FreshRef) -> None:
+    def _fresh_dropped(self, ref: FreshRef) -> None:
         del self._storages[ref.address]
         op, row = ref.op, ref.row
         self._reads[op] -= 1
@@ -205,13 +171,13 @@ class Recorder(TorchDispatchMode):
         op = self._nodes.op(number)
         requires_grad = tensor.requires_grad
         if op is None:
-            saved = _Saved(self, -1, row_id, layout, requires_grad, False)
+            saved = Saved(self, -1, row_id, layout, requires_grad, False)
             self._nodes.wait(number, saved)
             return saved
         node = tensor.grad_fn if requires_grad else None
         is_output = node is not None and node._sequence_nr() == number
         del node
-        saved = _Saved(self, op, row_id, layout, requires_grad, is_output)
+        saved = Saved(self, op, row_id, layout, requires_grad, is_output)
         self._hold(op, saved)
         if is_output:
             # Without hooks, autograd detaches an output that it saves.
@@ -241,14 +207,15 @@ class Recorder(TorchDispatchMode):
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
             yield
 
-    def _hold(self, op: int, saved: _Saved) -> None:
+    def _hold(self, op: int, saved: Saved) -> None:
         saved.op = op
         self._holds[op] = self._holds.get(op, 0) + 1
         row = self._layout_rows.get(saved.layout)
         row = self._add_layout(saved.layout) if row is None else row
         self.ops[op].setdefault("saves", []).append([saved.row, row])
 
-    def _let_go(self, saved: _Saved) -> None:
+    def let_go(self, saved: Saved) -> None:
+        """Autograd lets go of a saved tensor."""
         op = saved.op
         if op < 0 or self._closed:
             return
@@ -263,7 +230,7 @@ class Recorder(TorchDispatchMode):
 
     def unpack(self, saved: Any) -> Tensor:
         """Backward reads a saved tensor."""
-        if not isinstance(saved, _Saved):
+        if not isinstance(saved, Saved):
             return saved
         dtype, shape, strides = saved.layout
         self._quiet = True
@@ -272,7 +239,7 @@ class Recorder(TorchDispatchMode):
         finally:
             self._quiet = False
         storage = fresh.untyped_storage()
-        ref = _FreshRef(storage, self._fresh_dropped)
+        ref = FreshRef(storage, self._fresh_dropped)
         ref.op = saved.op
         ref.detaches = saved.requires_grad
         ref.is_output = saved.is_output
@@ -357,7 +324,7 @@ class Recorder(TorchDispatchMode):
         storage = made.untyped_storage()
         if real is not None and storage._cdata not in self._storages:
             # On the CPU both lie in the memory that is counted, and only one is there.
-            self._watch(_StorageRef(storage, self._dropped), storage, real.row)
+            self._watch(StorageRef(storage, self._dropped), storage, real.row)
         return made
 
     def _moved(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -369,28 +336,13 @@ class Recorder(TorchDispatchMode):
             return args, kwargs
         return map_tensors((args, kwargs), self.on_device)
 
-    def _check_foreigners(self, facts: Facts, args: Any, kwargs: Any) -> None:
-        """Refuses to train the user's own model. A buffer may be read: a loss often knows the weights of classes."""
-        if self.replica is None:
-            return
-        name = next(filter(None, map(self.replica.parameter, tensors_in((args, kwargs)))), None)
-        does, kind = "reads", "parameter"
-        if name is None and facts.mutated_keywords:
-            name = next(filter(None, map(self.replica.buffer, tensors_in(_written(facts, args, kwargs)))), None)
-            does, kind = "writes", "buffer"
-        if name is not None:
-            raise CaptureError(
-                f"The step uses the model from outside: `{self.running}` {does} its {kind} `{name}`, not that of the "
-                "copy that is captured; use the arguments `model, optimizer` of the step's function"
-            )
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._quiet or self._closed:
             return func(*args, **kwargs)
         if func is DETACH:
             ref = self._storages.get(args[0].untyped_storage()._cdata)
-            if type(ref) is _FreshRef and ref.detaches:
+            if type(ref) is FreshRef and ref.detaches:
                 return self._detach_saved(ref, args[0])
         facts = self._facts.get(func)
         if facts is None:
@@ -407,8 +359,8 @@ class Recorder(TorchDispatchMode):
         self._describe(args, inputs)
         if kwargs:
             self._describe(kwargs.values(), inputs)
-        if self._foreigners:
-            self._check_foreigners(facts, args, kwargs)
+        if self._foreigners and self.replica is not None:
+            self.replica.check_foreigners(func, facts, args, kwargs)
         if self._foreigners and self._natives:
             args, kwargs = self._moved(func, args, kwargs)
             inputs.clear()
@@ -418,7 +370,7 @@ class Recorder(TorchDispatchMode):
         mutates: list[int] = []
         writes_view = False
         if facts.mutated_keywords:
-            targets = _written(facts, args, kwargs)
+            targets = facts.written(args, kwargs)
             written: list[list[int]] = []
             self._describe(targets, written)
             mutates = [row for row, _ in written]
@@ -439,7 +391,7 @@ class Recorder(TorchDispatchMode):
         self.running = outer
         return out
 
-    def _detach_saved(self, ref: _FreshRef, tensor: Tensor) -> Tensor:
+    def _detach_saved(self, ref: FreshRef, tensor: Tensor) -> Tensor:
         """What a hook hands to autograd is detached; without hooks, only outputs are."""
         ref.detaches = False
         out = DETACH(tensor)
@@ -537,14 +489,3 @@ class Recorder(TorchDispatchMode):
         row = self.row_of(tensor)
         if row is not None and not self._closed:
             self.events.append({"recategorize": [row, category]})
-
-
-def _written(facts: Facts, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that an operator writes to."""
-    positional = [args[position] for position in facts.mutated if position < len(args)]
-    return positional + [kwargs[name] for name in facts.mutated_keywords if name in kwargs]
-
-
-def device_tensors(value: Any) -> list[Tensor]:
-    """The tensors on the device in a nested value."""
-    return [tensor for tensor in tensors_in(value) if tensor.is_meta]

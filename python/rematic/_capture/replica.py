@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import CaptureError
+from .operators import Facts
 from .trees import map_tensors, tensors_in
 
 # Integers up to this many elements keep their values, for models that look at them.
@@ -59,13 +60,17 @@ class Replica:
             self.values.append((made, original.detach()))
         return made
 
-    def parameter(self, tensor: Tensor) -> str | None:
-        """The name of the user's own parameter that lies where this tensor does, if one does."""
-        return self._parameters.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
-
-    def buffer(self, tensor: Tensor) -> str | None:
-        """The same for buffers."""
-        return self._buffers.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
+    def check_foreigners(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> None:
+        """Refuses an operator on the user's own model, which it would train. A buffer may be read: a loss often knows
+        the weights of classes."""
+        does, kind, name = "reads", "parameter", _first(self._parameters, (args, kwargs))
+        if name is None:
+            does, kind, name = "writes", "buffer", _first(self._buffers, facts.written(args, kwargs))
+        if name is not None:
+            raise CaptureError(
+                f"The step uses the model from outside: `{func}` {does} its {kind} `{name}`, not that of the copy that "
+                "is captured; use the arguments `model, optimizer` of the step's function"
+            )
 
     def model(self, model: nn.Module) -> nn.Module:
         """A copy of the model's structure."""
@@ -132,3 +137,9 @@ class Replica:
             }
             made.param_groups.append({"params": [self.tensor(parameter) for parameter in group["params"]], **settings})
         return made
+
+
+def _first(names: dict[int, str], value: Any) -> str | None:
+    """The name of the first storage in a nested value that has one."""
+    storages = (tensor.untyped_storage()._cdata for tensor in tensors_in(value) if tensor.layout is torch.strided)
+    return next((names[address] for address in storages if address in names), None)
