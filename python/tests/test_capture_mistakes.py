@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import rematic
 from rematic import CaptureError, UnknownValue
 from rematic._capture.step import document as capture
 from rematic._capture.step import document_of_step as capture_step
@@ -85,6 +86,40 @@ def test_a_step_without_backward() -> None:
         capture_step(lambda model, optimizer: model(torch.zeros(2, 8)), Outer(lambda x: x))
 
 
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_step_that_uses_the_model_from_outside(where: str, device: str) -> None:
+    with torch.device(where):
+        outside, batch = Outer(lambda x: x), torch.ones(2, 8)
+    optimizer = torch.optim.SGD(outside.parameters(), lr=0.1)
+    before = [parameter.detach().clone() for parameter in outside.parameters()]
+
+    def step(model: nn.Module, _: Any) -> None:
+        outside(batch).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(CaptureError) as error:
+        capture_step(step, outside, optimizer, device=device)
+    says(error, "uses the model from outside", r"parameter `inner\.linear\.weight`", "arguments `model, optimizer`")
+    assert all(parameter.grad is None for parameter in outside.parameters())
+    if where == "cpu":
+        assert all(torch.equal(*pair) for pair in zip(outside.parameters(), before, strict=True))
+
+
+def test_buffers_from_outside_are_read_and_not_written() -> None:
+    model = Outer(lambda x: x)
+    model.register_buffer("classes", torch.ones(8))
+    capture(model, torch.zeros(2, 8), loss=lambda output: (output * model.classes).sum())
+
+    def step(copied: nn.Module, optimizer: Any) -> None:
+        copied(torch.zeros(2, 8)).sum().backward()
+        model.classes.mul_(2)
+
+    with pytest.raises(CaptureError, match=r"`aten\.mul_\.Tensor` writes its buffer `classes`"):
+        capture_step(step, model)
+    assert torch.equal(model.classes, torch.ones(8))
+
+
 def test_a_loss_that_is_no_scalar() -> None:
     with pytest.raises(CaptureError, match=r"one element, but gave \(2, 8\)"):
         capture(Outer(lambda x: x), torch.zeros(2, 8), loss=lambda output: output)
@@ -122,6 +157,73 @@ def test_an_optimizer_of_another_model() -> None:
     other = torch.optim.Adam(nn.Linear(3, 5).parameters())
     with pytest.raises(CaptureError, match=r"2 parameters that are not the model's \(shapes \(5, 3\), \(5,\)\)"):
         capture(Outer(lambda x: x), torch.zeros(2, 8), optimizer=other)
+
+
+@pytest.mark.parametrize("choice", ["sgd", True, [torch.optim.SGD], 0])
+def test_what_is_no_optimizer(choice: Any) -> None:
+    with pytest.raises(CaptureError) as error:
+        capture(Outer(lambda x: x), torch.zeros(2, 8), optimizer=choice)
+    says(error, re.escape(f"`optimizer` cannot be {choice!r}"), "an optimizer of this model, a function", "False")
+
+
+def test_a_function_that_makes_another_optimizer() -> None:
+    model = Outer(lambda x: x)
+    with pytest.raises(CaptureError, match="must make one, but made a NoneType"):
+        capture(model, torch.zeros(2, 8), optimizer=lambda parameters: None)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(CaptureError, match="2 parameters that it was not given; use its argument"):
+        capture(model, torch.zeros(2, 8), optimizer=lambda parameters: torch.optim.Adam(model.parameters()))
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), before, strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_that_follows_a_plan() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.GELU()) for _ in range(6)))
+    batch = torch.zeros(512, 64)
+    trace = rematic.capture(model, batch, device="cpu")
+    rematic.apply(model, rematic.plan(trace, int(0.8 * trace.peak())))
+    with pytest.raises(rematic.PlanError, match=r"already applied to .*; call rematic\.remove\(model\) first"):
+        rematic.capture(model, batch, device="cpu")
+    with pytest.raises(rematic.PlanError, match="already applied"):
+        rematic.capture_step(lambda model, optimizer: model(batch).sum().backward(), torch.compile(model))
+    rematic.remove(model)
+    assert rematic.capture(model, batch, device="cpu").peak() == trace.peak()
+
+
+def test_what_is_no_model() -> None:
+    batch = torch.zeros(2, 8)
+    with pytest.raises(TypeError, match=r"the class Outer; make a model of it: Outer\(\.\.\.\)"):
+        capture(Outer, batch)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module, but is of type function; give the module"):
+        capture(lambda x: x, batch)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="type function; capture_step takes the step's function, then the model"):
+        capture_step(Outer(None), lambda model, optimizer: None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="`fn` must be a function of `model, optimizer`, but is of type NoneType"):
+        capture_step(None, Outer(None))  # type: ignore[arg-type]
+
+
+def test_a_loss_by_name() -> None:
+    with pytest.raises(CaptureError, match="`loss` must be a function from the model's output.*'mse'.*mse_loss"):
+        capture(Outer(lambda x: x), torch.zeros(2, 8), loss="mse")  # type: ignore[arg-type]
+
+
+def test_a_missing_argument() -> None:
+    with pytest.raises(CaptureError) as error:
+        capture(Outer(lambda x: x))
+    says(error, "missing 1 required positional argument: 'x'", "Check that the model runs with these inputs")
+    assert "register_fake" not in str(error.value)
+
+
+def test_without_gradients() -> None:
+    def step(model: nn.Module, optimizer: Any) -> None:
+        model(torch.zeros(2, 8)).sum().backward()
+
+    for off in (torch.no_grad, torch.inference_mode):
+        with off():
+            with pytest.raises(CaptureError, match="Gradients are off here.*outside of it"):
+                capture(Outer(lambda x: x), torch.zeros(2, 8))
+            with pytest.raises(CaptureError, match="Gradients are off.*capture outside of it"):
+                capture_step(step, Outer(lambda x: x))
 
 
 def test_a_model_that_cannot_be_copied() -> None:

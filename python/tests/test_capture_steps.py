@@ -340,3 +340,39 @@ def test_gradients_that_outlive_the_step() -> None:
     assert sum(gradients) == sum(4 * parameter.numel() for parameter in model.parameters())
     assert early["events"][0] == {"drop": early["storages"].index([16 * WIDTH * 4, "gradient", None])}
     assert [total for _, _, total in timeline(early)] == [total for _, _, total in timeline(late)]
+
+
+def others(document: dict[str, Any]) -> list[int]:
+    return [size for size, category, birth in document["storages"] if category == "other" and birth is None]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_step_brings_along_counts_once(device: str) -> None:
+    batch, target = torch.zeros(64, 8), torch.zeros(64, 1000)
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        (model(batch) - target).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert others(json.loads(capture_step(step, nn.Linear(8, 1000), device=device))) == [4 * 64 * 8, 4 * 64 * 1000]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_averages_of_weights(device: str) -> None:
+    model, logged = nn.Linear(64, 64), torch.ones(())
+    average = [torch.ones_like(parameter) for parameter in model.parameters()]
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        loss = model(torch.zeros(8, 64)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        logged.copy_(loss.detach())
+        for mean, parameter in zip(average, model.parameters(), strict=True):
+            mean.copy_(parameter.detach())
+            mean.lerp_(parameter.detach(), 0.1)
+
+    sizes = others(json.loads(capture_step(step, model, device=device)))
+    assert sizes.count(4 * 64 * 64) == sizes.count(4 * 64) == 1
+    assert all(torch.equal(mean, torch.ones_like(mean)) for mean in (*average, logged))

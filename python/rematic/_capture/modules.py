@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
+from torch.utils.hooks import RemovableHandle
 
-from .recorder import Recorder, device_tensors
-from .trees import map_tensors
+from .recorder import Recorder
+from .trees import device_tensors, map_tensors
 
 _graph_task = torch._C._current_graph_task_id
 
@@ -57,6 +58,13 @@ class ModuleTree:
                 self._add(child, key, index, recorder)
 
 
+def _remove(handles: list[RemovableHandle]) -> None:
+    # The collector of cycles does not see through hooks: what they lead to, even the user's weights, would stay.
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+
+
 class CallWatch:
     """Notes when modules are called and return, and when the gradients of their outputs and inputs are there."""
 
@@ -67,6 +75,7 @@ class CallWatch:
         self._open_ended: list[int] = []
         self._entered: dict[int, bool] = {}
         self._callback_queued = False
+        self._handles: list[RemovableHandle] = []
         self.first_exit: int | None = None
         self._trains = tree.model.training
         self.forwards: list[str] = []
@@ -97,6 +106,7 @@ class CallWatch:
             yield
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]
+            _remove(self._handles)
 
     def _noted(self, row: int, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = self._enter(row, args, kwargs)
@@ -149,7 +159,7 @@ class CallWatch:
 
         watched = [tensor for tensor in inputs if tensor.requires_grad]
         for tensor in watched:
-            tensor.register_hook(arrived)
+            self._handles.append(tensor.register_hook(arrived))
         if not watched:
             self._open_ended.append(number)
         return number
@@ -177,7 +187,7 @@ class CallWatch:
 
         for tensor in outputs:
             if tensor.requires_grad:
-                tensor.register_hook(arrived)
+                self._handles.append(tensor.register_hook(arrived))
 
     def _backward_over(self) -> None:
         self._callback_queued = False
@@ -195,10 +205,20 @@ class GradientWatch:
         self._recorder = recorder
         self.rows: set[int] = set()
         self.trained: set[int] = set()
-        for parameter in model.parameters():
-            if parameter.requires_grad and parameter.is_leaf:
-                parameter.register_hook(self._arrived)
-                parameter.register_post_accumulate_grad_hook(self._accumulated)
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While it is entered, the gradients of the model's parameters are noted."""
+        handles: list[RemovableHandle] = []
+        for parameter in self._parameters:
+            if parameter.is_leaf:
+                handles.append(parameter.register_hook(self._arrived))
+                handles.append(parameter.register_post_accumulate_grad_hook(self._accumulated))
+        try:
+            yield
+        finally:
+            _remove(handles)
 
     def _arrived(self, gradient: Tensor) -> None:
         if not gradient.is_meta or gradient.layout is not torch.strided:

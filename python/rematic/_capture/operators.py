@@ -18,12 +18,13 @@ DTYPES = {
 }  # fmt: skip
 
 CLONE = torch.ops.aten.clone.default
+COPY = torch.ops.aten.copy_.default
 DETACH = torch.ops.aten.detach.default
 # Random only if it drops weights; the other random operators are known by their tag.
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
 FLASH_DROPOUT = 3
 # They read on one device and write on another.
-ACROSS_DEVICES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+ACROSS_DEVICES = (COPY, torch.ops.aten._to_copy.default)
 COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
 
 
@@ -50,3 +51,8 @@ class Facts:
         ]
         self.mutated = [position for position, argument in written if not argument.kwarg_only]
         self.mutated_keywords = [argument.name for _, argument in written]
+
+    def written(self, args: Any, kwargs: Any) -> list[Any]:
+        """The arguments of a call that it writes to."""
+        positional = [args[position] for position in self.mutated if position < len(args)]
+        return positional + [kwargs[name] for name in self.mutated_keywords if name in kwargs]

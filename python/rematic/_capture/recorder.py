@@ -12,7 +12,6 @@ Three things are watched, each where it happens:
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -23,11 +22,13 @@ from torch.utils import checkpoint as checkpoints
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import CaptureError
+from .nodes import Nodes
 from .operators import (
     ACROSS_DEVICES,
     BACKWARD,
     CATEGORIES,
     CLONE,
+    COPY,
     DETACH,
     DTYPES,
     FLASH,
@@ -36,47 +37,14 @@ from .operators import (
     OPTIMIZER,
     Facts,
 )
+from .references import FreshRef, Saved, StorageRef
+from .replica import Replica
 from .shapes import Layout, Shapes
 from .trees import map_tensors, tensors_in
 from .values import Values
 
-_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _autograd_node: Callable[[], Any] = torch._C._current_autograd_node
-
-
-class _StorageRef(weakref.ref[Any]):
-    """A weak reference to a storage that knows which row of the trace it is."""
-
-    __slots__ = ("row", "address")
-    row: int
-    address: int
-
-
-class _FreshRef(_StorageRef):
-    """The same for the storage of a tensor that stands in for a saved one while backward reads it."""
-
-    __slots__ = ("op", "detaches", "is_output")
-    op: int
-    detaches: bool
-    is_output: bool
-
-
-class _Saved:
-    """What autograd holds in place of a saved tensor."""
-
-    __slots__ = ("recorder", "op", "row", "layout", "requires_grad", "is_output", "__weakref__")
-
-    def __init__(self, recorder: Recorder, op: int, row: int, layout: Layout, requires_grad: bool, is_output: bool):
-        self.recorder = recorder
-        self.op = op
-        self.row = row
-        self.layout = layout
-        self.requires_grad = requires_grad
-        self.is_output = is_output
-
-    def __del__(self) -> None:
-        self.recorder._let_go(self)
 
 
 class Recorder(TorchDispatchMode):
@@ -104,26 +72,21 @@ class Recorder(TorchDispatchMode):
 
         self._layout_rows: dict[Layout, int] = {}
         self._facts: dict[Any, Facts] = {}
-        self._storages: dict[int, _StorageRef] = {}
+        self._storages: dict[int, StorageRef] = {}
         self._drops: dict[int, int] = {}
         self._quiet = False
 
-        self._first_number = _sequence_number()
-        self._numbered = self._first_number
-        self._op_of_number: dict[int, int] = {}
-        self._waiting: dict[int, list[weakref.ref[_Saved]]] = {}
+        self._nodes = Nodes(self._hold)
         self._holds: dict[int, int] = {}
         self._reads: dict[int, int] = {}
         self._returned: int | None = None
         self._returns: dict[int, int] = {}
-        self._mutating_before = False
-        self._deferred: int | None = None
         self._closed = False
 
-        # Whether tensors of the step, and real ones, are among an operator's arguments; and what makes tensors on the
-        # device for real ones.
-        self._natives = self._strangers = False
-        self.stand_in: Callable[[Tensor], Tensor] = lambda tensor: tensor
+        # Whether tensors of the step, real ones, and any that the step has not met are among an operator's arguments.
+        self._natives = self._strangers = self._foreigners = False
+        # What stands for the user's tensors. Without it, they are taken as they are.
+        self.replica: Replica | None = None
 
     # ---- tensors ----
 
@@ -153,10 +116,10 @@ class Recorder(TorchDispatchMode):
     def _add_storage(self, storage: torch.UntypedStorage, category: str, birth: int | None) -> int:
         row = len(self.storages)
         self.storages.append([storage.nbytes(), category, birth])
-        self._watch(_StorageRef(storage, self._dropped), storage, row)
+        self._watch(StorageRef(storage, self._dropped), storage, row)
         return row
 
-    def _watch(self, ref: _StorageRef, storage: torch.UntypedStorage, row: int) -> None:
+    def _watch(self, ref: StorageRef, storage: torch.UntypedStorage, row: int) -> None:
         ref.row = row
         ref.address = storage._cdata
         self._storages[ref.address] = ref
@@ -170,7 +133,7 @@ class Recorder(TorchDispatchMode):
         """Whether an ordinary reference to the storage is left."""
         return row not in self._drops
 
-    def _dropped(self, ref: _StorageRef) -> None:
+    def _dropped(self, ref: StorageRef) -> None:
         del self._storages[ref.address]
         self._drop(ref.row)
 
@@ -179,7 +142,7 @@ class Recorder(TorchDispatchMode):
             self._drops[row] = len(self.events)
             self.events.append({"drop": row})
 
-    def _fresh_dropped(self, ref: _FreshRef) -> None:
+    def _fresh_dropped(self, ref: FreshRef) -> None:
         del self._storages[ref.address]
         op, row = ref.op, ref.row
         self._reads[op] -= 1
@@ -198,28 +161,28 @@ class Recorder(TorchDispatchMode):
         """Autograd saves a tensor."""
         if not tensor.is_meta or self._closed:
             return tensor
-        number = _sequence_number() - 1 if self._deferred is None else self._deferred
+        number = self._nodes.saving()
         row = self._storages.get(tensor.untyped_storage()._cdata)
         if row is None:
             row_id = self.storage_before_step(tensor, "other")
         else:
             row_id = row.row
         layout = (tensor.dtype, tensor.shape, tensor.stride())
-        op = self._op_of_number.get(number)
+        op = self._nodes.op(number)
         requires_grad = tensor.requires_grad
         if op is None:
-            saved = _Saved(self, -1, row_id, layout, requires_grad, False)
-            self._waiting.setdefault(number, []).append(weakref.ref(saved))
+            saved = Saved(self, -1, row_id, layout, requires_grad, False)
+            self._nodes.wait(number, saved)
             return saved
         node = tensor.grad_fn if requires_grad else None
         is_output = node is not None and node._sequence_nr() == number
         del node
-        saved = _Saved(self, op, row_id, layout, requires_grad, is_output)
+        saved = Saved(self, op, row_id, layout, requires_grad, is_output)
         self._hold(op, saved)
         if is_output:
             # Without hooks, autograd detaches an output that it saves.
             tensor_row = [row_id, self.layout(tensor)]
-            self._record(self._facts_of(DETACH), ["view"], [tensor_row], [tensor_row], [])
+            self._record_detach(tensor_row)
         return saved
 
     @contextlib.contextmanager
@@ -244,14 +207,15 @@ class Recorder(TorchDispatchMode):
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
             yield
 
-    def _hold(self, op: int, saved: _Saved) -> None:
+    def _hold(self, op: int, saved: Saved) -> None:
         saved.op = op
         self._holds[op] = self._holds.get(op, 0) + 1
         row = self._layout_rows.get(saved.layout)
         row = self._add_layout(saved.layout) if row is None else row
         self.ops[op].setdefault("saves", []).append([saved.row, row])
 
-    def _let_go(self, saved: _Saved) -> None:
+    def let_go(self, saved: Saved) -> None:
+        """Autograd lets go of a saved tensor."""
         op = saved.op
         if op < 0 or self._closed:
             return
@@ -266,7 +230,7 @@ class Recorder(TorchDispatchMode):
 
     def unpack(self, saved: Any) -> Tensor:
         """Backward reads a saved tensor."""
-        if not isinstance(saved, _Saved):
+        if not isinstance(saved, Saved):
             return saved
         dtype, shape, strides = saved.layout
         self._quiet = True
@@ -275,7 +239,7 @@ class Recorder(TorchDispatchMode):
         finally:
             self._quiet = False
         storage = fresh.untyped_storage()
-        ref = _FreshRef(storage, self._fresh_dropped)
+        ref = FreshRef(storage, self._fresh_dropped)
         ref.op = saved.op
         ref.detaches = saved.requires_grad
         ref.is_output = saved.is_output
@@ -287,34 +251,6 @@ class Recorder(TorchDispatchMode):
         if early is not None:
             self.events[early] = None
         return fresh
-
-    def _number(self, op: int, mutating: bool, clones: Tensor | None) -> None:
-        """Ties the graph's nodes that were made since the last operator to this one."""
-        number = _sequence_number()
-        first = self._numbered
-        if self._deferred is not None:
-            self._tie(self._deferred, op)
-            self._deferred = None
-        if number > first:
-            if self._mutating_before and number - first > 1:
-                # Writing into a view makes a second node, after the operator has run.
-                self._tie(first, op - 1)
-                first += 1
-            if clones is not None and number - first > (clones.requires_grad and torch.is_grad_enabled()):
-                # What an operator overwrites is copied before it runs, if its backward needs it.
-                self._deferred = first
-                first += 1
-            for made in range(first, number):
-                self._tie(made, op)
-            self._numbered = number
-        self._mutating_before = mutating
-
-    def _tie(self, number: int, op: int) -> None:
-        self._op_of_number[number] = op
-        for waiting in self._waiting.pop(number, ()):
-            saved = waiting()
-            if saved is not None:
-                self._hold(op, saved)
 
     # ---- operators ----
 
@@ -332,12 +268,17 @@ class Recorder(TorchDispatchMode):
             if isinstance(item, Tensor):
                 if item.is_meta:
                     self._natives = True
-                elif item.dim():
-                    self._strangers = True
+                else:
+                    self._foreigners = True
+                    self._strangers |= item.dim() > 0
                 if item.is_meta or self._counts_host:
                     storage = item.untyped_storage()
                     ref = self._storages.get(storage._cdata)
-                    row = self._add_storage(storage, "other", None) if ref is None else ref.row
+                    if ref is None:
+                        self._foreigners = True
+                        row = self._add_storage(storage, "other", None)
+                    else:
+                        row = ref.row
                     key = (item.dtype, item.shape, item.stride())
                     layout = self._layout_rows.get(key)
                     rows.append([row, self._add_layout(key) if layout is None else layout])
@@ -369,13 +310,31 @@ class Recorder(TorchDispatchMode):
 
     def on_device(self, tensor: Tensor) -> Tensor:
         """For a real tensor among those of the step (a batch that the step's function holds): one on the device."""
-        if tensor.is_meta or not tensor.dim():
+        return tensor if tensor.is_meta or not tensor.dim() else self._stand_in(tensor)
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        if self.replica is None:
             return tensor
         self._quiet = True
         try:
-            return self.stand_in(tensor)
+            made = self.replica.tensor(tensor)
         finally:
             self._quiet = False
+        real = self._storages.get(tensor.untyped_storage()._cdata)
+        storage = made.untyped_storage()
+        if real is not None and storage._cdata not in self._storages:
+            # On the CPU both lie in the memory that is counted, and only one is there.
+            self._watch(StorageRef(storage, self._dropped), storage, real.row)
+        return made
+
+    def _moved(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of an operator on tensors of the step and real ones, with the real ones on the device."""
+        if func is COPY and not args[0].is_meta:
+            # What the step copies its tensors to, as an average of weights, would lie beside them.
+            return (self._stand_in(args[0]), *args[1:]), kwargs
+        if func in ACROSS_DEVICES or not self._strangers:
+            return args, kwargs
+        return map_tensors((args, kwargs), self.on_device)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -383,7 +342,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is DETACH:
             ref = self._storages.get(args[0].untyped_storage()._cdata)
-            if type(ref) is _FreshRef and ref.detaches:
+            if type(ref) is FreshRef and ref.detaches:
                 return self._detach_saved(ref, args[0])
         facts = self._facts.get(func)
         if facts is None:
@@ -395,23 +354,27 @@ class Recorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         outer, self.running = self.running, func
-        self._natives = self._strangers = False
+        self._natives = self._strangers = self._foreigners = False
         inputs: list[list[int]] = []
         self._describe(args, inputs)
         if kwargs:
             self._describe(kwargs.values(), inputs)
-        if self._strangers and self._natives and func not in ACROSS_DEVICES:
-            args, kwargs = map_tensors((args, kwargs), self.on_device)
+        if self._foreigners and self.replica is not None:
+            self.replica.check_foreigners(func, facts, args, kwargs)
+        if self._foreigners and self._natives:
+            args, kwargs = self._moved(func, args, kwargs)
             inputs.clear()
             self._describe((*args, *kwargs.values()), inputs)
         out = self._shapes.run(func, args, kwargs, inputs)
 
         mutates: list[int] = []
+        writes_view = False
         if facts.mutated_keywords:
+            targets = facts.written(args, kwargs)
             written: list[list[int]] = []
-            self._describe([args[position] for position in facts.mutated if position < len(args)], written)
-            self._describe([kwargs[name] for name in facts.mutated_keywords if name in kwargs], written)
+            self._describe(targets, written)
             mutates = [row for row, _ in written]
+            writes_view = torch.is_grad_enabled() and any(tensor._is_view() for tensor in tensors_in(targets))
         outputs: list[list[int]] = []
         known = len(self.storages)
         results = out if isinstance(out, (tuple, list)) else (out,)
@@ -423,18 +386,22 @@ class Recorder(TorchDispatchMode):
             flags = [*flags, "host"]
         elif outputs and not mutates and not on_host and known == len(self.storages):
             flags = [*flags, "view"]
-        self._record(facts, flags, inputs, outputs, mutates, args[0] if func is CLONE else None)
+        self._record(facts, flags, inputs, outputs, mutates)
+        self._nodes.ran(len(self.ops) - 1, writes_view, args[0] if func is CLONE else None)
         self.running = outer
         return out
 
-    def _detach_saved(self, ref: _FreshRef, tensor: Tensor) -> Tensor:
+    def _detach_saved(self, ref: FreshRef, tensor: Tensor) -> Tensor:
         """What a hook hands to autograd is detached; without hooks, only outputs are."""
         ref.detaches = False
         out = DETACH(tensor)
         if ref.is_output:
-            row = [ref.row, self.layout(out)]
-            self._record(self._facts_of(DETACH), ["view"], [row], [row], [])
+            self._record_detach([ref.row, self.layout(out)])
         return out
+
+    def _record_detach(self, row: list[int]) -> None:
+        self._record(self._facts_of(DETACH), ["view"], [row], [row], [])
+        self._nodes.ran(len(self.ops) - 1, False, None)
 
     def phase(self) -> str:
         """The phase that an operator would belong to now."""
@@ -451,7 +418,6 @@ class Recorder(TorchDispatchMode):
         inputs: list[list[int]],
         outputs: list[list[int]],
         mutates: list[int],
-        clones: Tensor | None = None,
     ) -> None:
         op = len(self.ops)
         phase = self.phase()
@@ -463,7 +429,7 @@ class Recorder(TorchDispatchMode):
         elif phase is BACKWARD:
             node = _autograd_node()
             if node is not None:
-                differentiates = self._op_of_number.get(node._sequence_nr())
+                differentiates = self._nodes.op(node._sequence_nr())
                 if differentiates is not None:
                     call = self.ops[differentiates].get("call")
                     if call is not None:
@@ -485,11 +451,11 @@ class Recorder(TorchDispatchMode):
                 self.events.append({"return": returned})
         self.ops.append(row)
         self.events.append({"op": op})
-        self._number(op, bool(mutates), clones)
 
     def close(self) -> None:
-        """The step is over; what goes from now on is not part of it."""
+        """The step is over; what goes from now on is not part of it, and the user's tensors are let go of."""
         self._closed = True
+        self.replica = None
 
     # ---- module calls ----
 
@@ -523,8 +489,3 @@ class Recorder(TorchDispatchMode):
         row = self.row_of(tensor)
         if row is not None and not self._closed:
             self.events.append({"recategorize": [row, category]})
-
-
-def device_tensors(value: Any) -> list[Tensor]:
-    """The tensors on the device in a nested value."""
-    return [tensor for tensor in tensors_in(value) if tensor.is_meta]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import CaptureError
+from .operators import Facts
 from .trees import map_tensors, tensors_in
 
 # Integers up to this many elements keep their values, for models that look at them.
@@ -25,6 +26,9 @@ class Replica:
         # Holds the user's tensors, so that no address is used again while this lives.
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         self.values: list[tuple[Tensor, Tensor]] = []
+        # What the storages of the user's model hold, for errors.
+        self._parameters: dict[int, str] = {}
+        self._buffers: dict[int, str] = {}
 
     def tensor(self, original: Tensor) -> Tensor:
         """The tensor that stands for this one."""
@@ -56,6 +60,18 @@ class Replica:
             self.values.append((made, original.detach()))
         return made
 
+    def check_foreigners(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> None:
+        """Refuses an operator on the user's own model, which it would train. A buffer may be read: a loss often knows
+        the weights of classes."""
+        does, kind, name = "reads", "parameter", _first(self._parameters, (args, kwargs))
+        if name is None:
+            does, kind, name = "writes", "buffer", _first(self._buffers, facts.written(args, kwargs))
+        if name is not None:
+            raise CaptureError(
+                f"The step uses the model from outside: `{func}` {does} its {kind} `{name}`, not that of the copy that "
+                "is captured; use the arguments `model, optimizer` of the step's function"
+            )
+
     def model(self, model: nn.Module) -> nn.Module:
         """A copy of the model's structure."""
         memo: dict[int, Any] = {}
@@ -75,6 +91,12 @@ class Replica:
             ) from error
         for module in copied.modules():
             module._compiled_call_impl = None
+        for names, tensors in (
+            (self._parameters, model.named_parameters()),
+            (self._buffers, model.named_buffers()),
+        ):
+            for name, tensor in tensors:
+                names.setdefault(tensor.untyped_storage()._cdata, name)
         return copied
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -115,3 +137,9 @@ class Replica:
             }
             made.param_groups.append({"params": [self.tensor(parameter) for parameter in group["params"]], **settings})
         return made
+
+
+def _first(names: dict[int, str], value: Any) -> str | None:
+    """The name of the first storage in a nested value that has one."""
+    storages = (tensor.untyped_storage()._cdata for tensor in tensors_in(value) if tensor.layout is torch.strided)
+    return next((names[address] for address in storages if address in names), None)

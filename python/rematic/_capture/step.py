@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from rematic._core import RematicWarning, Trace
+from rematic._apply.wrapping import check_free
 
+from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer
 from .cache import caching_configs, without_cache
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, user_line
@@ -31,9 +33,8 @@ from .routing import DEVICES, as_on
 from .shapes import ListKernels
 from .trees import tensors_in
 
-__all__ = ["capture", "capture_step", "document", "document_of_step"]
+__all__ = ["OptimizerChoice", "capture", "capture_step", "document", "document_of_step"]
 
-OptimizerChoice = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | bool | None
 DEFAULT_LEARNING_RATE = 1e-3
 CACHES = (
     "the model's config has use_cache, which keeps keys and values for generation; a step without it is captured, and under a "
@@ -50,6 +51,9 @@ def document(
     **kwargs: Any,
 ) -> bytes:
     """What `capture` captures, as the text of a trace file."""
+    check_model(model, "give the module whose step is to be captured, and then its inputs")
+    check_loss(loss)
+    check_gradients()
 
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
         output = copied(*inputs[0], **inputs[1])
@@ -72,6 +76,9 @@ def document_of_step(
     device: str = "cuda",
 ) -> bytes:
     """What `capture_step` captures, as the text of a trace file."""
+    check_model(model, "capture_step takes the step's function, then the model, then its optimizer")
+    if not callable(fn):
+        raise TypeError(f"`fn` must be a function of `model, optimizer`, but is of type {type(fn).__name__}")
 
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
         return fn(copied, stepper)
@@ -152,6 +159,9 @@ def _run(
     kind = str(device).split(":")[0]
     if kind not in DEVICES:
         raise CaptureError(f"Operators of device `{device}` are not known; take {' or '.join(sorted(DEVICES))}")
+    check_optimizer(optimizer)
+    model = getattr(model, "_orig_mod", model)
+    check_free(model)
     caching = [] if "use_cache" in inputs[1] else caching_configs(model)
     if caching:
         warnings.warn(CACHES, RematicWarning, stacklevel=4)
@@ -188,7 +198,6 @@ class _Attempt:
         before: _Before,
     ) -> None:
         self.device = device
-        model = getattr(model, "_orig_mod", model)
         self.replica = Replica()
         self.model = self.replica.model(model)
         self.inputs = self.replica.inputs(*inputs)
@@ -205,8 +214,10 @@ class _Attempt:
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not parameters:
             return None
-        if callable(choice):
-            return choice(parameters)
+        if choice is not None:
+            made = choice(parameters)
+            check_made(made, parameters)
+            return made
         return torch.optim.Adam(parameters, lr=DEFAULT_LEARNING_RATE, foreach=self.device == "cuda" or None)
 
     def _make_optimizer_state(self) -> None:
@@ -231,7 +242,7 @@ class _Attempt:
 
     def run(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any]) -> dict[str, Any]:
         recorder = Recorder(counts_host=self.device == "cpu")
-        recorder.stand_in = self.replica.tensor
+        recorder.replica = self.replica
         with _no_collection(), as_on(self.device):
             self._make_optimizer_state()
             tree = ModuleTree(self.model, recorder)
@@ -253,7 +264,7 @@ class _Attempt:
             for tensor, value in self.replica.values:
                 recorder.values.know(tensor, value)
             try:
-                with calls.watching(), recorder.saving(), _eagerly(), self._elsewhere(), recorder:
+                with calls.watching(), gradients.watching(), recorder.saving(), _eagerly(), self._elsewhere(), recorder:
                     output = step(self.model, self.optimizer, self.inputs)
             except UnknownValue as error:
                 raise _unknown_value(error, calls) from error
@@ -261,7 +272,8 @@ class _Attempt:
                 raise
             except Exception as error:
                 raise _explained(error, recorder, calls) from error
-            recorder.close()
+            finally:
+                recorder.close()
             if not gradients.trained:
                 raise CaptureError(
                     "Backward gave no parameter a gradient; check requires_grad of the model's parameters, and that "
@@ -343,10 +355,14 @@ def _explained(error: Exception, recorder: Recorder, calls: CallWatch) -> Captur
     op = f", at operator `{recorder.running}`" if recorder.running is not None else ""
     line = user_line(error)
     at = f"\n  at {line}" if line else ""
+    if isinstance(error, NotImplementedError):
+        hint = "An operator without a meta kernel needs one (torch.library.register_fake)."
+    elif not torch.is_grad_enabled():
+        hint = "Gradients are off (torch.no_grad or torch.inference_mode): capture outside of it."
+    else:
+        hint = "Check that the model runs with these inputs."
     return CaptureError(
-        f"The step fails on the meta device{where}{op}: {type(error).__name__}: {error}{at}\n"
-        "Check that the model runs with these inputs; an operator without a meta kernel needs one "
-        "(torch.library.register_fake)."
+        f"The step fails on the meta device{where}{op}: {type(error).__name__}: {error}{at}\n{hint}"
     )
 
 

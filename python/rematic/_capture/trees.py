@@ -25,6 +25,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(value, field.name, None))
 
 
+def device_tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors on the device in a nested value."""
+    return [tensor for tensor in tensors_in(value) if tensor.is_meta]
+
+
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """A copy of a nested value with every tensor changed. What holds no tensor stays the same object."""
     if isinstance(value, torch.Tensor):

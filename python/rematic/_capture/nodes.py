@@ -1,0 +1,72 @@
+"""Which operator each node of autograd's graph belongs to.
+
+Nodes are numbered in the order in which they are made. An operator's node is made right before it runs; so those that
+are new when it runs are its own, but for two cases that are told apart here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+# Writing into a view makes two nodes after the operator has run: the base's, and the view's from then on.
+_NODES_OF_A_WRITE = 2
+
+
+class Nodes:
+    """The nodes of one step. `hold` is told when something that was saved for a node has its operator."""
+
+    def __init__(self, hold: Callable[[int, Any], None]) -> None:
+        self._hold = hold
+        self._numbered = _sequence_number()
+        self._ops: dict[int, int] = {}
+        self._waiting: dict[int, list[weakref.ref[Any]]] = {}
+        self._wrote_view = False
+        self._deferred: int | None = None
+
+    def op(self, number: int) -> int | None:
+        """The operator of a node."""
+        return self._ops.get(number)
+
+    def saving(self) -> int:
+        """The node that a tensor is saved for now."""
+        return _sequence_number() - 1 if self._deferred is None else self._deferred
+
+    def wait(self, number: int, saved: Any) -> None:
+        """It was saved for a node whose operator has yet to run."""
+        self._waiting.setdefault(number, []).append(weakref.ref(saved))
+
+    def ran(self, op: int, writes_view: bool, clones: Tensor | None) -> None:
+        """Ties the nodes that were made since the last operator to this one, which clones a tensor or writes a view."""
+        number = _sequence_number()
+        first = self._numbered
+        has_node = self._deferred is not None
+        if self._deferred is not None:
+            self._tie(self._deferred, op)
+            self._deferred = None
+        if self._wrote_view and number - first >= _NODES_OF_A_WRITE:
+            for made in range(first, first + _NODES_OF_A_WRITE):
+                self._tie(made, op - 1)
+            first += _NODES_OF_A_WRITE
+        if clones is not None and number - first > (clones.requires_grad and torch.is_grad_enabled()):
+            # What an operator overwrites is copied before it runs, if its backward needs it.
+            self._deferred = first
+            first += 1
+        for made in range(first, number):
+            self._tie(made, op)
+        self._numbered = number
+        # Without a node of its own it has no history to write.
+        self._wrote_view = writes_view and (has_node or number > first)
+
+    def _tie(self, number: int, op: int) -> None:
+        self._ops[number] = op
+        for waiting in self._waiting.pop(number, ()):
+            saved = waiting()
+            if saved is not None:
+                self._hold(op, saved)
