@@ -22,6 +22,7 @@ from rematic._core import Trace
 from rematic._apply.wrapping import check_free
 
 from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer
+from .bystanders import untouched
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, user_line
 from .modules import FORWARDS, CallWatch, GradientWatch, ModuleTree
@@ -77,7 +78,8 @@ def document_of_step(
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
         return fn(copied, stepper)
 
-    return _run(step, model, optimizer, device, ((), {}))
+    with untouched(fn):
+        return _run(step, model, optimizer, device, ((), {}))
 
 
 def capture(
