@@ -376,3 +376,32 @@ def test_averages_of_weights(device: str) -> None:
     sizes = others(json.loads(capture_step(step, model, device=device)))
     assert sizes.count(4 * 64 * 64) == sizes.count(4 * 64) == 1
     assert all(torch.equal(mean, torch.ones_like(mean)) for mean in (*average, logged))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_scalers_and_schedulers_of_the_step_are_as_they_were(begun: bool) -> None:
+    model, batch = nn.Linear(64, 64), torch.ones(8, 64)
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(own, 1, gamma=0.5)
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.scaler = torch.amp.GradScaler("cpu")
+
+        def step(self, model: nn.Module, optimizer: Any) -> None:
+            self.scaler.scale(model(batch).square().mean()).backward()
+            self.scaler.step(optimizer)
+            self.scaler.update()
+            optimizer.zero_grad()
+            scheduler.step()
+
+    trainer = Trainer()
+    if begun:
+        trainer.step(model, own)
+    scale, lr, schedule = trainer.scaler.get_scale(), own.param_groups[0]["lr"], scheduler.state_dict()
+    capture_step(trainer.step, model, own, device="cpu")
+    assert (trainer.scaler.get_scale(), own.param_groups[0]["lr"]) == (scale, lr)
+    assert scheduler.state_dict() == schedule
+    weight = model.weight.detach().clone()
+    trainer.step(model, own)
+    assert own.param_groups[0]["lr"] == lr / 2 and not torch.equal(model.weight, weight)

@@ -18,13 +18,12 @@ DTYPES = {
 }  # fmt: skip
 
 CLONE = torch.ops.aten.clone.default
-COPY = torch.ops.aten.copy_.default
 DETACH = torch.ops.aten.detach.default
 # Random only if it drops weights; the other random operators are known by their tag.
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
 FLASH_DROPOUT = 3
 # They read on one device and write on another.
-ACROSS_DEVICES = (COPY, torch.ops.aten._to_copy.default)
+ACROSS_DEVICES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
 
 

@@ -28,7 +28,6 @@ from .operators import (
     BACKWARD,
     CATEGORIES,
     CLONE,
-    COPY,
     DETACH,
     DTYPES,
     FLASH,
@@ -313,7 +312,7 @@ class Recorder(TorchDispatchMode):
         return tensor if tensor.is_meta or not tensor.dim() else self._stand_in(tensor)
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
-        if self.replica is None:
+        if self.replica is None or tensor.is_meta:
             return tensor
         self._quiet = True
         try:
@@ -327,11 +326,13 @@ class Recorder(TorchDispatchMode):
             self._watch(StorageRef(storage, self._dropped), storage, real.row)
         return made
 
-    def _moved(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _moved(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of an operator on tensors of the step and real ones, with the real ones on the device."""
-        if func is COPY and not args[0].is_meta:
-            # What the step copies its tensors to, as an average of weights, would lie beside them.
-            return (self._stand_in(args[0]), *args[1:]), kwargs
+        # What tensors of the step are written to, as an average of weights or a scale, would lie beside them.
+        args = tuple(
+            map_tensors(item, self._stand_in) if position in facts.mutated else item
+            for position, item in enumerate(args)
+        )
         if func in ACROSS_DEVICES or not self._strangers:
             return args, kwargs
         return map_tensors((args, kwargs), self.on_device)
@@ -362,7 +363,7 @@ class Recorder(TorchDispatchMode):
         if self._foreigners and self.replica is not None:
             self.replica.check_foreigners(func, facts, args, kwargs)
         if self._foreigners and self._natives:
-            args, kwargs = self._moved(func, args, kwargs)
+            args, kwargs = self._moved(func, facts, args, kwargs)
             inputs.clear()
             self._describe((*args, *kwargs.values()), inputs)
         out = self._shapes.run(func, args, kwargs, inputs)

@@ -23,6 +23,7 @@ from rematic._core import RematicWarning, Trace
 from rematic._apply.wrapping import check_free
 
 from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer
+from .bystanders import untouched
 from .cache import caching_configs, without_cache
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, user_line
@@ -83,7 +84,8 @@ def document_of_step(
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
         return fn(copied, stepper)
 
-    return _run(step, model, optimizer, device, ((), {}))
+    with untouched(fn):
+        return _run(step, model, optimizer, device, ((), {}))
 
 
 def capture(
