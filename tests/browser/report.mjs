@@ -166,7 +166,7 @@ test("dragging, keys and buttons zoom", async () => {
 
 test("moving the budget shows that budget's plan", async () => {
   const page = await open(report("budget", ...LLAMA, ...BUDGET));
-  const curve = json("curve", ...LLAMA, "--points", "50").points.toReversed();
+  const curve = [...json("curve", ...LLAMA, "--points", "50").points].reverse();
   const slider = page.locator("#slider");
   assert.equal(await slider.getAttribute("max"), "49");
   const seen = [];

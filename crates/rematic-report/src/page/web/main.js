@@ -47,7 +47,7 @@ byId("facts").textContent = [...data.facts, ...(modules.length ? [`${data.parame
 byId("verdict").append(...verdict());
 byId("figures").append(...figures());
 showPeak(byId("peak"));
-byId("legend").append(...STACK.toReversed().map((category) => {
+byId("legend").append(...[...STACK].reverse().map((category) => {
   const item = element("li", null, CATEGORIES[category]);
   item.style.setProperty("--color", `var(--${CATEGORIES[category]})`);
   return item;
