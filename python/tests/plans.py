@@ -70,6 +70,18 @@ class Around(nn.Module):
         return x
 
 
+class Cast(nn.Module):
+    """Runs another under autocast."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(x)
+
+
 X = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(0))
 
 

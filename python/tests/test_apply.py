@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import rematic
 from models import Layer
-from plans import WIDTH, Around, Block, Runs, Stack, X, check_equal, edited, layer, least, results, saving, whole
+from plans import WIDTH, Around, Block, Cast, Runs, Stack, X, check_equal, edited, layer, least, results, saving, whole
 from reality import peaks
 from rematic._capture.step import document as capture
 
@@ -189,15 +189,6 @@ def test_without_gradients_and_in_evaluation_it_runs_plainly(monkeypatch: pytest
 
 @pytest.mark.parametrize("saved", [(), ("addmm.default",)])
 def test_autocast(saved: tuple[str, ...]) -> None:
-    class Cast(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                return self.inner(x)
-
     # The second call finds the weights in autocast's cache.
     for inner in (Stack(), Around(layer(), 2)):
         model = Cast(inner)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import rematic
 from conftest import SMALL
 from reality import check_peak
-from test_apply import WIDTH, Around, Block, Layer, Runs, Stack, X, check_equal, edited, least, results, saving, whole
+from models import Layer
+from plans import WIDTH, Around, Block, Cast, Runs, Stack, X, check_equal, edited, least, results, saving, whole
 from test_reality import Case
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -99,15 +100,6 @@ def test_random_operators_after_saved_ones() -> None:
 
 @pytest.mark.parametrize("saved", [(), ("addmm.default",)])
 def test_autocast(saved: tuple[str, ...]) -> None:
-    class Cast(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                return self.inner(x)
-
     # The second call finds the weights in autocast's cache.
     for inner in (Stack(), Around(Layer(), 2)):
         model = Cast(inner)

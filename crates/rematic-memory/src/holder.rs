@@ -13,6 +13,16 @@ pub fn owner(category: Category) -> &'static str {
     }
 }
 
+/// What made a storage: an operator, or when it was made.
+#[must_use]
+pub fn maker(trace: &StepTrace, birth: Option<OpId>, category: Category) -> &str {
+    match (birth, category) {
+        (Some(op), _) => short(trace.op_name(trace.op(op))),
+        (None, Category::Activation) => "the previous step",
+        (None, _) => "before the step",
+    }
+}
+
 /// The operators that saved a storage; `None` if none did.
 #[must_use]
 pub fn autograd(trace: &StepTrace, savers: &[OpId]) -> Option<String> {

@@ -31,7 +31,7 @@ pub use explanation::ExplanationReport;
 pub use milp::MilpReport;
 pub use model::{models_json, models_text};
 pub use notebook::{plan_html, trace_html};
-pub use page::{Page, PlanView};
+pub use page::{Origins, Page, PlanView};
 pub use plan::{CurvePoint, CurveReport, PlanReport, Verdict};
 pub use python::plan_python;
 pub use saved::{SavedPage, SavedReport};

@@ -1,7 +1,7 @@
 use rematic_cost::Costs;
 use rematic_memory::Recording;
 use rematic_plan::{Explanation, Limits, Outcome, PlanDocument, Problem, Solution};
-use rematic_report::{Page, PlanView};
+use rematic_report::{Origins, Page, PlanView};
 use rematic_trace::{Bytes, StepTrace};
 
 use crate::error::Error;
@@ -55,10 +55,11 @@ impl Target {
             let problem = self.problem(trace, &costs, limits)?;
             let points = problem.curve(options.points, progress);
             let (budget, solution) = self.chosen(&problem, &points, options)?;
+            let origins = Origins::new(trace);
             let view = |(budget, solution): &(Bytes, Solution)| {
                 let document = PlanDocument::new(&problem, solution, *budget, &self.device.name);
                 let recording = problem.record(&solution.checkpoints);
-                PlanView::new(trace, problem.regions(), &document, &solution.checkpoints, &recording)
+                PlanView::new(trace, problem.regions(), &document, &solution.checkpoints, &recording, &origins)
             };
             let explanation = Explanation::new(trace, &costs, &self.device, page_limits)?;
             let document = PlanDocument::new(&problem, &solution, budget, &self.device.name);
@@ -69,6 +70,7 @@ impl Target {
                 regions: problem.regions(),
                 device: &self.device,
                 allocator,
+                origins: &origins,
                 plain: &problem.record(&[]),
                 chosen: (&document, &solution.checkpoints, &recording),
                 explanation: &explanation,

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use rematic_memory::{Allocator, Resident, holder};
-use rematic_trace::{Bytes, Category, OpId, StepTrace, any_layer, short};
+use rematic_trace::{Bytes, Category, OpId, StepTrace, any_layer};
 use serde::Serialize;
 
 /// Storages that are alive at the same moment, and alike but for the layer that they belong to.
@@ -33,11 +33,7 @@ pub fn resident_groups(
     let mut groups: Vec<ResidentGroup> = Vec::new();
     let mut places = HashMap::new();
     for resident in Resident::after(trace, allocator, op, usize::MAX) {
-        let made_by = match (resident.birth, resident.category) {
-            (Some(op), _) => short(trace.op_name(trace.op(op))).to_owned(),
-            (None, Category::Activation) => "the previous step".to_owned(),
-            (None, _) => "before the step".to_owned(),
-        };
+        let made_by = holder::maker(trace, resident.birth, resident.category).to_owned();
         let module = resident.module.map_or_else(String::new, |module| any_layer(&trace.path(module)));
         let held_by = holders(trace, &resident);
         let key = (resident.category, made_by.clone(), module.clone(), held_by.clone());

@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::html::escaped;
 use crate::regions::{self, Kind};
 use crate::{plan, stats};
+pub use step::Origins;
 use step::{Ops, Outline, Step, Table};
 
 const HTML: &str = include_str!("web/page.html");
@@ -47,6 +48,8 @@ pub struct Page<'a> {
     pub device: &'a Device,
     /// How memory is rounded.
     pub allocator: Allocator,
+    /// Who has its storages.
+    pub origins: &'a Origins,
     /// The step as it is.
     pub plain: &'a Recording,
     /// The plan for the budget; without regions if the step fits as it is. If no plan fits, the one with the lowest peak.
@@ -88,6 +91,7 @@ impl PlanView {
         document: &PlanDocument,
         checkpoints: &[Checkpoint],
         recording: &Recording,
+        origins: &Origins,
     ) -> Self {
         let view = |(planned, checkpoint): (&PlannedRegion, &Checkpoint)| {
             let region = &regions.all()[checkpoint.region];
@@ -107,7 +111,7 @@ impl PlanView {
             quality: plan::quality(document),
             kinds: regions::kinds(regions::rows(document)),
             regions: document.regions.iter().zip(checkpoints).map(view).collect(),
-            residents: step::residents(trace, regions, checkpoints, recording, &step::savers(trace)),
+            residents: step::residents(trace, regions, checkpoints, recording, origins),
             outline: Outline::new(recording),
         }
     }
@@ -180,7 +184,7 @@ impl Page<'_> {
     pub fn html(&self) -> String {
         // In a script `<` could end it; in JSON it only ever stands in texts.
         let (document, checkpoints, recording) = self.chosen;
-        let chosen = PlanView::new(self.trace, self.regions, document, checkpoints, recording);
+        let chosen = PlanView::new(self.trace, self.regions, document, checkpoints, recording, self.origins);
         let data = crate::json::line(&self.document(&chosen)).replace('<', "\\u003c");
         let title = escaped(&format!("{}: memory of a training step", self.trace.model));
         let mut html = String::with_capacity(HTML.len() + STYLE.len() + SCRIPT.len() + data.len());
@@ -222,8 +226,9 @@ impl Page<'_> {
             modules: trace.modules().iter().map(module).collect(),
             called: trace.calls().iter().map(|call| call.module).collect::<HashSet<_>>().len(),
             ops: Ops::new(trace, self.costs),
-            plain: Step::new(trace, self.regions, &[], self.plain),
-            planned: (!checkpoints.is_empty()).then(|| Step::new(trace, self.regions, checkpoints, recording)),
+            plain: Step::new(trace, self.regions, &[], self.plain, self.origins),
+            planned: (!checkpoints.is_empty())
+                .then(|| Step::new(trace, self.regions, checkpoints, recording, self.origins)),
             policies: policies.into_values(),
             explanation: self.explanation,
             chosen,

@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use rematic_cost::Costs;
 use rematic_memory::{Checkpoint, Life, Recording, Regions, holder};
-use rematic_trace::{Bytes, Category, ModuleId, OpId, Phase, StepTrace, StorageId, any_layer, short};
+use rematic_trace::{Bytes, Category, ModuleId, OpId, Phase, StepTrace, StorageId, any_layer};
 use serde::Serialize;
 
 use super::columns::Column;
@@ -101,9 +101,14 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    pub(crate) fn new(trace: &StepTrace, regions: &Regions, checkpoints: &[Checkpoint], recording: &Recording) -> Self {
-        let owners = owners(trace);
-        let savers = savers(trace);
+    pub(crate) fn new(
+        trace: &StepTrace,
+        regions: &Regions,
+        checkpoints: &[Checkpoint],
+        recording: &Recording,
+        origins: &Origins,
+    ) -> Self {
+        let Origins { owners, savers } = origins;
         let kept = Kept::new(trace, regions, checkpoints);
         let mut step = Step {
             runs: recording.runs.len(),
@@ -146,6 +151,22 @@ impl Step {
     }
 }
 
+/// Who has the storages of a step: the same under every plan.
+pub struct Origins {
+    /// For every storage, the first module that has it as a parameter or buffer.
+    owners: Vec<Option<ModuleId>>,
+    /// For every storage, the operators that save it.
+    savers: Vec<Vec<OpId>>,
+}
+
+impl Origins {
+    /// Looks through a step once.
+    #[must_use]
+    pub fn new(trace: &StepTrace) -> Self {
+        Origins { owners: owners(trace), savers: savers(trace) }
+    }
+}
+
 /// For every storage, the first module that has it as a parameter or buffer.
 fn owners(trace: &StepTrace) -> Vec<Option<ModuleId>> {
     let mut owners = vec![None; trace.storages().len()];
@@ -158,7 +179,7 @@ fn owners(trace: &StepTrace) -> Vec<Option<ModuleId>> {
 }
 
 /// For every storage, the operators that save it.
-pub(crate) fn savers(trace: &StepTrace) -> Vec<Vec<OpId>> {
+fn savers(trace: &StepTrace) -> Vec<Vec<OpId>> {
     let mut savers: Vec<Vec<OpId>> = vec![Vec::new(); trace.storages().len()];
     for (index, op) in trace.ops().iter().enumerate() {
         for tensor in trace.saves(op) {
@@ -223,10 +244,9 @@ pub(crate) fn residents(
     regions: &Regions,
     checkpoints: &[Checkpoint],
     recording: &Recording,
-    savers: &[Vec<OpId>],
+    origins: &Origins,
 ) -> Vec<(Bytes, usize, [String; 4])> {
     let Some(peak) = recording.peak().and_then(|(moment, _)| u32::try_from(moment).ok()) else { return Vec::new() };
-    let owners = owners(trace);
     let kept = Kept::new(trace, regions, checkpoints);
     let mut rows: Vec<(Bytes, usize, [String; 4])> = Vec::new();
     let mut places = HashMap::new();
@@ -234,20 +254,14 @@ pub(crate) fn residents(
         let maker = trace.storages()[life.storage.index()].birth;
         let module = match maker {
             Some(op) => trace.module_of(trace.op(op)),
-            None => owners[life.storage.index()],
+            None => origins.owners[life.storage.index()],
         };
-        let made_by = match (maker, life.category) {
-            (Some(op), _) => {
-                let again = if life.again { " (again)" } else { "" };
-                format!("{}{again}", short(trace.op_name(trace.op(op))))
-            }
-            (None, Category::Activation) => "the previous step".to_owned(),
-            (None, _) => "before the step".to_owned(),
-        };
+        let again = if life.again { " (again)" } else { "" };
+        let made_by = format!("{}{again}", holder::maker(trace, maker, life.category));
         let held_by = if peak < life.held_until {
             holder::owner(life.category).to_owned()
         } else {
-            kept.by(trace, life, &savers[life.storage.index()], any_layer)
+            kept.by(trace, life, &origins.savers[life.storage.index()], any_layer)
         };
         let module = module.map_or_else(String::new, |module| any_layer(&trace.path(module)));
         let key = [life.category.to_string(), made_by, module, held_by];

@@ -47,11 +47,9 @@ const choice = (label, options, chosen, act) => {
 };
 
 // The colours of the page, read anew when they change.
-let colors = new Map();
+const colors = new Map();
 const color = (name) => {
   if (!colors.has(name)) colors.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
   return colors.get(name);
 };
-const forgetColors = () => {
-  colors = new Map();
-};
+const forgetColors = () => colors.clear();
