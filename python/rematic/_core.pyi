@@ -198,6 +198,9 @@ class Plan:
     def peak(self) -> int:
         """The peak under the plan, as replayed: the promise."""
     @property
+    def forward_bytes(self) -> int | None:
+        """How much the model's first forward has made that is in use after its last operator; None in older plans."""
+    @property
     def baseline_peak(self) -> int:
         """The peak without a plan."""
     @property

@@ -85,6 +85,10 @@ pub struct PlanDocument {
     pub baseline_peak_bytes: Bytes,
     /// The peak under the plan, as replayed: the promise.
     pub peak_bytes: Bytes,
+    /// How much the model's first forward has made that is in use after its last operator, as replayed. Plans that were
+    /// written before it was known have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward_bytes: Option<Bytes>,
     /// Time of the step without recomputation.
     pub step_ms: Millis,
     /// Time of recomputation.
@@ -111,6 +115,7 @@ impl PlanDocument {
             budget_bytes: budget,
             baseline_peak_bytes: problem.baseline().peak,
             peak_bytes: solution.replayed.peak,
+            forward_bytes: Some(solution.replayed.forward),
             step_ms: problem.costs.step().time,
             recompute_ms: solution.replayed.recompute,
             lower_bound_ms: solution.lower_bound,

@@ -7,7 +7,8 @@
 use rematic_memory::Checkpoint;
 use rematic_trace::Bytes;
 
-use crate::problem::{Problem, Replayed};
+use crate::problem::Problem;
+use crate::replayed::Replayed;
 
 /// More plans than this are not enumerated: at some 10 µs a replay, a fifth of a second.
 const MOST_PLANS: usize = 20_000;

@@ -11,7 +11,8 @@ use rematic_trace::{Bytes, Millis};
 
 use crate::exact;
 use crate::planner::{Infeasible, Outcome, Solution};
-use crate::problem::{Problem, Replayed};
+use crate::problem::Problem;
+use crate::replayed::Replayed;
 
 /// What the greedy steps lead to: nodes with the positions of their policies.
 type Policies = Vec<(usize, Option<usize>)>;

@@ -8,7 +8,8 @@ use rematic_memory::Checkpoint;
 use rematic_trace::Bytes;
 use rematic_tradeoff::{Frontier, Pricing};
 
-use crate::problem::{Problem, Replayed};
+use crate::problem::Problem;
+use crate::replayed::Replayed;
 
 /// More large regions than this are not tried.
 const MOST_LARGE: usize = 3;

@@ -20,6 +20,7 @@ mod milp;
 mod planner;
 mod policy;
 mod problem;
+mod replayed;
 mod selection;
 mod stats;
 
@@ -33,5 +34,6 @@ pub use graph::{GraphModule, GraphTradeoff, ModuleGraph};
 pub use milp::{MilpChoice, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, milp};
 pub use planner::{Infeasible, Outcome, Solution};
 pub use policy::{Decision, optimal_policy};
-pub use problem::{Limits, PlannedMoment, Problem, Replayed};
+pub use problem::{Limits, Problem};
+pub use replayed::{PlannedMoment, Replayed};
 pub use stats::{Baseline, ModuleStats, StepStats};

@@ -5,7 +5,8 @@ use rematic_trace::{Bytes, Millis};
 use rematic_tradeoff::Pricing;
 
 use crate::exact::{self, Pick, Relaxed, Tightening};
-use crate::problem::{Limit, Problem, Replayed};
+use crate::problem::{Limit, Problem};
+use crate::replayed::Replayed;
 
 /// What a planner says about a budget.
 #[derive(Clone, Debug, PartialEq)]

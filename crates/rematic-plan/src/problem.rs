@@ -4,7 +4,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
 use rematic_cost::Costs;
-use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Recording, Regions, Snapshot, replay_checkpointed};
+use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Recording, Regions, Snapshot, births, replay_checkpointed};
 use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace};
 use rematic_tradeoff::{Candidate, Candidates, Frontier, Pricing};
 
@@ -12,6 +12,7 @@ use crate::cancel::Cancel;
 use crate::enumeration::Enumeration;
 use crate::error::PlanError;
 use crate::planner::Solution;
+use crate::replayed::{PlannedMoment, Replayed, first_forward};
 use crate::selection::allowed;
 
 /// What may be planned, and what memory is counted.
@@ -117,34 +118,10 @@ pub struct Problem<'a> {
     pub(crate) cancel: Cancel,
     world_size: u64,
     ledger: Ledger,
+    /// The first and the last operator of the model's first forward.
+    first_forward: Option<(OpId, OpId)>,
     baseline: Replayed,
     enumeration: OnceLock<Option<Enumeration>>,
-}
-
-/// What a replay of the step under a plan says.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Replayed {
-    /// The highest bytes in use.
-    pub peak: Bytes,
-    /// By category.
-    pub snapshot: Snapshot,
-    /// The operator after which they are in use; `None` if nothing rises above the start of the step.
-    pub at: Option<Ran>,
-    /// Time of the operators that run again.
-    pub recompute: Millis,
-    /// The operators that run again, in order.
-    pub recomputed: Vec<OpId>,
-}
-
-/// A moment of the step under a plan: right after an operator has run, the first or the second time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlannedMoment {
-    /// The part of the step.
-    pub phase: Phase,
-    /// The bytes in use then without the plan.
-    pub before: Bytes,
-    /// The bytes in use with it.
-    pub after: Bytes,
 }
 
 impl<'a> Problem<'a> {
@@ -179,10 +156,12 @@ impl<'a> Problem<'a> {
             cancel: limits.cancel,
             world_size: limits.world_size,
             ledger,
+            first_forward: first_forward(trace),
             baseline: Replayed {
                 peak: Bytes(0),
                 snapshot: Snapshot::default(),
                 at: None,
+                forward: Bytes(0),
                 recompute: Millis(0.0),
                 recomputed: Vec::new(),
             },
@@ -242,12 +221,22 @@ impl<'a> Problem<'a> {
             peak: ledger.snapshot().total(),
             snapshot: *ledger.snapshot(),
             at: None,
+            forward: Bytes(0),
             recompute: Millis(0.0),
             recomputed: Vec::new(),
         };
+        let (first, last) = self.first_forward.unzip();
+        let mut before = Bytes(0);
         replay_checkpointed(self.trace, &self.regions, checkpoints, &mut ledger, |ran, snapshot| {
             let total = snapshot.total();
             watch(ran, total.0);
+            if first == Some(ran.op) && !ran.again {
+                let made = births(self.trace, ran.op).map(|storage| self.ledger.footprint(storage)).sum();
+                before = total.saturating_sub(made);
+            }
+            if last == Some(ran.op) && !ran.again {
+                replayed.forward = total.saturating_sub(before);
+            }
             if total > replayed.peak {
                 (replayed.peak, replayed.snapshot, replayed.at) = (total, *snapshot, Some(ran));
             }

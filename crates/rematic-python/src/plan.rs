@@ -168,6 +168,11 @@ impl Plan {
 
     /// The peak without a plan.
     #[getter]
+    fn forward_bytes(&self) -> Option<u64> {
+        self.document.forward_bytes.map(|bytes| bytes.0)
+    }
+
+    #[getter]
     fn baseline_peak(&self) -> u64 {
         self.document.baseline_peak_bytes.0
     }

@@ -12,6 +12,15 @@ use rematic_trace::Millis;
 const HEAD: &str = include_str!("python/head.py");
 const POLICIES: &str = include_str!("python/policies.py");
 const FOLLOW: &str = include_str!("python/follow.py");
+/// What puts back what a module finds around it: the package's own files, which need nothing but torch.
+const SURROUNDINGS: [&str; 5] = [
+    include_str!("../../../python/rematic/_apply/encoded.py"),
+    include_str!("../../../python/rematic/_apply/places.py"),
+    include_str!("../../../python/rematic/_apply/settings.py"),
+    include_str!("../../../python/rematic/_apply/spaces.py"),
+    include_str!("../../../python/rematic/_apply/snapshot.py"),
+];
+const MISMATCH: &str = include_str!("python/mismatch.py");
 /// The most characters of a line.
 const WIDTH: usize = 120;
 const INDENT: &str = "    ";
@@ -48,7 +57,20 @@ pub fn plan_python(plan: &PlanDocument) -> String {
             let _ = writeln!(text, "{INDENT}(POLICY_{policy}, {call}, [\n{}{INDENT}]),", wrapped(&paths, 2));
         }
     }
-    text + "]\n" + FOLLOW
+    text + "]\n" + MISMATCH + &SURROUNDINGS.map(without_imports).concat() + FOLLOW
+}
+
+/// A file of the package without its description and imports, which the emitted file has at its head.
+fn without_imports(file: &str) -> String {
+    let code = file.splitn(3, "\"\"\"").nth(2).unwrap_or_default();
+    let mut is_open = false;
+    let kept = code.lines().filter(|line| {
+        let is_import = is_open || line.starts_with("import ") || line.starts_with("from ");
+        is_open = is_import && (is_open || line.ends_with('(')) && !line.starts_with(')');
+        !is_import
+    });
+    let text = kept.collect::<Vec<_>>().join("\n");
+    format!("\n\n{}\n", text.trim())
 }
 
 /// What the plan is for, and what it promises.

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rematic._capture.trees import tensors_in
 from rematic._core import PlanError
 
 from .generators import Source, set_state, source_of, state_of
@@ -108,7 +107,7 @@ class Forward(_Follower):
                 raise self._policy.mismatch(at, func)
         self._at = at + 1
         if self._watched:
-            self._note_reads((args, kwargs))
+            self._kept.snapshot.note_reads(args, kwargs)
         if self._plain[at]:
             out = func(*args, **kwargs) if kwargs else func(*args)
         else:
@@ -116,12 +115,6 @@ class Forward(_Follower):
         if self._audit is not None and not self._policy.saves[at]:
             self._audit.first(at, func, out)
         return out
-
-    def _note_reads(self, value: Any) -> None:
-        for tensor in tensors_in(value):
-            storage = tensor.untyped_storage()._cdata
-            if storage in self._watched:
-                self._kept.snapshot.read(storage)
 
     def _run(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
         policy, kept = self._policy, self._kept
@@ -220,15 +213,14 @@ class Again(_Follower):
     def _check_reads(self, at: int, func: Any, args: Any, kwargs: Any) -> None:
         if func in BATCH_NORMS and args[TRAINING]:
             args = (*args[: STATISTICS.start], *args[STATISTICS.stop :])
-        for tensor in tensors_in((args, kwargs)):
-            wrong = self._suspects.get(tensor.untyped_storage()._cdata)
-            if wrong is not None:
-                policy = self._policy
-                raise PlanError(
-                    f"Operator {policy.positions[at]} (`{policy.names[at]}`) of `{policy.module}` is run again by the plan and "
-                    f"reads {wrong}, so it would not make what it made before; leave it as it is until backward is over, or "
-                    f'plan without this module (never="{policy.module}")'
-                )
+        wrong = self._kept.snapshot.suspect(args, kwargs)
+        if wrong is not None:
+            policy = self._policy
+            raise PlanError(
+                f"Operator {policy.positions[at]} (`{policy.names[at]}`) of `{policy.module}` is run again by the plan and "
+                f"reads {wrong}, so it would not make what it made before; leave it as it is until backward is over, or "
+                f'plan without this module (never="{policy.module}")'
+            )
 
     def _run(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
         if self._policy.saves[at]:

@@ -6,7 +6,6 @@ is found here, from the names in the code itself, once for every function.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import random
@@ -28,17 +27,17 @@ def is_opaque(package: str | None) -> bool:
     return (package or "builtins").partition(".")[0] in _OPAQUE
 
 
-@dataclasses.dataclass
 class Places:
     """What some functions read besides their arguments."""
 
-    # Names in dictionaries of modules: globals.
-    names: dict[int, tuple[dict[str, Any], dict[str, None]]] = dataclasses.field(default_factory=dict)
-    cells: dict[int, types.CellType] = dataclasses.field(default_factory=dict)
-    classes: dict[type, dict[str, None]] = dataclasses.field(default_factory=dict)
-    # Python's and numpy's generators that they may draw from.
-    generators: dict[int, Any] = dataclasses.field(default_factory=dict)
-    seen: set[Any] = dataclasses.field(default_factory=set)
+    def __init__(self) -> None:
+        # Names in dictionaries of modules: globals.
+        self.names: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
+        self.cells: dict[int, types.CellType] = {}
+        self.classes: dict[type, dict[str, None]] = {}
+        # Python's and numpy's generators that they may draw from.
+        self.generators: dict[int, Any] = {}
+        self._seen: set[Any] = set()
 
     def add(self, functions: Iterable[Any], owner: type | None = None) -> None:
         """Adds what functions read, and what the functions that they name read. `owner` is the class of `self`."""
@@ -46,9 +45,9 @@ class Places:
         while waiting:
             function, owner = waiting.pop()
             key = (function, owner)
-            if not isinstance(function, types.FunctionType) or key in self.seen or is_opaque(function.__module__):
+            if not isinstance(function, types.FunctionType) or key in self._seen or is_opaque(function.__module__):
                 continue
-            self.seen.add(key)
+            self._seen.add(key)
             names = _names(function.__code__)
             waiting += ((other, owner) for other in _methods(owner, names))
             for cell in function.__closure__ or ():
@@ -68,7 +67,7 @@ class Places:
     def _follow(self, value: Any, names: tuple[str, ...]) -> Iterator[tuple[Any, type | None]]:
         """The functions behind a value that code names; notes what else is behind it."""
         owner = getattr(value, "__self__", None)
-        if _is_generator(owner):
+        if is_generator(owner):
             self.generators[id(owner)] = owner
         if isinstance(value, types.ModuleType):
             yield from self._module(value, names)
@@ -146,5 +145,9 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def _is_generator(value: Any) -> bool:
-    return isinstance(value, random.Random) or type(value).__name__ == "RandomState"
+def is_generator(value: Any) -> bool:
+    """Whether it is a generator of random numbers of Python or numpy."""
+    kind = type(value)
+    return isinstance(value, random.Random) or (
+        kind.__name__ in ("RandomState", "Generator") and kind.__module__.partition(".")[0] == "numpy"
+    )

@@ -6,13 +6,14 @@ as they are.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rematic._capture.cache import caching_configs, without_cache
@@ -25,7 +26,8 @@ from .forwards import Forwards
 from .modes import Again, Forward, Kept
 from .places import Places, places_of
 from .policy import Policy
-from .snapshot import Snapshot
+from .promise import Promise
+from .snapshot import Call, Snapshot
 
 # How many steps are audited unless another number is given.
 AUDITED_STEPS = 3
@@ -129,26 +131,6 @@ class Wrapper:
                 return
 
 
-class Call:
-    """A call of a module: with its arguments as they are the first time, and as they were then when it runs again."""
-
-    def __init__(
-        self, forward: Callable[..., Any], snapshot: Snapshot, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self._forward = forward
-        self._snapshot = snapshot
-        self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
-
-    def __call__(self, *leaves: Tensor) -> Any:
-        if self._given is not None:
-            args, kwargs = self._given
-            # They must not outlive the call: a list goes on to grow.
-            self._given = None
-            return self._forward(*args, **kwargs)
-        with self._snapshot.restored(leaves) as (again, keywords):
-            return self._forward(*again, **keywords)
-
-
 class Root:
     """The model that a plan is applied to, with its wrapped modules."""
 
@@ -156,6 +138,7 @@ class Root:
         self.model = model
         # How many steps are still audited.
         self.audits = audit
+        self.promise = Promise(model, plan) if audit else None
         # A model that evaluates is not checkpointed, unless its plan was put onto it in that state.
         self.trains = model.training
         self.running = False
@@ -178,10 +161,14 @@ class Root:
         counts = self.forwards.has(trains)
         if self.forwards.next == 0:
             self._count_anew()
+        promise = self.promise if trains and self.forwards.next == 0 else None
         before = [wrapper.calls for wrapper in self.wrappers]
         self.running = True
         try:
-            with without_cache(self.caching if trains and "use_cache" not in kwargs else ()):
+            with (
+                without_cache(self.caching if trains and "use_cache" not in kwargs else ()),
+                promise.watching((args, kwargs)) if promise is not None else contextlib.nullcontext(),
+            ):
                 out = self.wrapper.run(args, kwargs)
             if not counts:
                 for wrapper, calls in zip(self.wrappers, before, strict=True):

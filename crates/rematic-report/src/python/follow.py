@@ -1,9 +1,5 @@
 
 
-class PlanMismatch(RuntimeError):
-    """The model does not do what the plan was made for."""
-
-
 def apply_plan(model):
     """Makes the model follow the plan."""
     model = getattr(model, "_orig_mod", model)
@@ -34,6 +30,10 @@ class _Planned:
         self.trains = model.training
         self.policies = {}
         self.module, self.own = module, vars(module).get("forward")
+        self.modules = self.places = None  # what is around it, known when it is first checkpointed
+
+    def __getstate__(self):
+        return {**vars(self), "modules": None, "places": None}
 
     @property
     def __wrapped__(self):
@@ -49,19 +49,18 @@ class _Planned:
             # The compiler recomputes by itself; it asks a policy about every operator that it sees.
             contexts = functools.partial(_compiled_contexts, self.path, policy)
             return checkpoint(self.__wrapped__, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-        # Only among positional arguments does checkpoint look for the device that autocast is for.
+        if self.modules is None:
+            self.modules = list(self.module.named_modules(prefix=self.path))
+            self.places = places_of(module for _, module in self.modules)
+        snapshot = Snapshot(self.modules, self.places, args, kwargs)
+        kept = _Kept(snapshot, list(self.module.parameters()))
         return checkpoint(
-            functools.partial(self._named, tuple(kwargs)),
-            *args,
-            *kwargs.values(),
+            Call(self.__wrapped__, snapshot, args, kwargs),
+            *snapshot.leaves,
             use_reentrant=False,
             preserve_rng_state=False,  # the contexts do, for what is drawn again
-            context_fn=functools.partial(_contexts, self.path, policy),
+            context_fn=functools.partial(_contexts, self.path, policy, kept),
         )
-
-    def _named(self, names, *args):
-        count = len(args) - len(names)
-        return self.__wrapped__(*args[:count], **dict(zip(names, args[count:])))
 
 
 class _Position:
@@ -99,19 +98,20 @@ def _compiled_contexts(path, policy):
     return create_selective_checkpoint_contexts(decide)
 
 
-def _contexts(path, policy):
+def _contexts(path, policy, kept):
     # create_selective_checkpoint_contexts cannot follow every plan: when it recomputes, it does not compare operators,
     # draws other numbers after random operators that are saved, and counts the batch in batch norm's statistics again;
     # and it does not save tensors that the module changes in place, as dropout does on the CPU.
-    kept = _Kept()
     return _First(path, policy, kept), _Again(path, policy, kept)
 
 
 class _Kept:
     """What the first run of a module leaves for the second, by the positions of operators."""
 
-    def __init__(self):
+    def __init__(self, snapshot, parameters):
+        self.snapshot, self.parameters = snapshot, parameters
         self.values, self.versions = {}, {}  # outputs, and how often they were changed in place
+        self.weights = []  # how often parameters were
         self.states = {}  # of random number generators before numbers that are drawn again
         self.casts = set()  # of parameters, which autocast remembers
 
@@ -151,6 +151,8 @@ class _First(_Follower):
                 self.states.pop(generator, None)
             elif generator not in self.states:
                 self.states[generator] = self.kept.states[at] = _state(generator)
+        if self.kept.snapshot.watched:
+            self.kept.snapshot.note_reads(args, kwargs)
         out = func(*args, **kwargs)
         changed = _changed(func, args, kwargs)
         if saved:
@@ -164,10 +166,17 @@ class _First(_Follower):
         if kind is None:
             self.position.next(None, self.when)
             self.kept.versions = {at: _versions(value) for at, value in self.kept.values.items()}
+            self.kept.weights = _versions(self.kept.parameters)
+            self.kept.snapshot.close()
 
 
 class _Again(_Follower):
     when = "when it is recomputed"
+
+    def __enter__(self):
+        if _versions(self.kept.parameters) != self.kept.weights:
+            raise RuntimeError(f"{self.path!r}: a parameter was changed after its forward and before its backward")
+        return super().__enter__()
 
     def __exit__(self, kind, value, traceback):
         super().__exit__(kind, value, traceback)
@@ -188,6 +197,9 @@ class _Again(_Follower):
             _restore(generator, self.kept.states[at])
         if func in _BATCH_NORMS and args[5]:
             args = (*args[:3], None, None, *args[5:])  # the statistics have counted this batch
+        wrong = self.kept.snapshot.suspect(args, kwargs) if self.kept.snapshot.suspects else None
+        if wrong is not None:
+            raise RuntimeError(f"{self.path!r}: operator {at} is recomputed and reads {wrong}")
         return func(*args, **kwargs)
 
     def hand_back(self, at, func, args, kwargs):

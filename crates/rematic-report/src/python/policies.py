@@ -1,6 +1,19 @@
 
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import enum
 import functools
+import inspect
+import random
+import sys
+import types
+import weakref
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
