@@ -1,6 +1,6 @@
 """A small random model from a seed, as Python text.
 
-The text defines `Root`, the model; `inputs()`, the arguments of a step; `loss(out)`; and `after(model, args, kwargs)`, what
+The text defines `Root`, the model; `inputs()`, the arguments of a step; and `after(model, args, kwargs)`, what
 the training loop does between forward and backward.
 """
 
@@ -13,7 +13,8 @@ from random import Random
 from typing import Any
 
 from . import calls, layers  # noqa: F401 (they register statements)
-from .program import FEATURES, HEAD, Body, Kind, Program, add_statement
+from .helpers import HEAD, HELPERS
+from .program import FEATURES, Body, Kind, Program, add_statement
 from .slots import FORMS, Slot
 from .states import change
 
@@ -21,58 +22,6 @@ RETURNS = ("tuple", "dict", "dataclass_output", "object_output")
 MOST_MODULES = 12
 # What each forward begins with, so that there is something to recompute.
 WITH_GRADIENTS = ("linear", "activation", "norm", "sequential", "dropout")
-
-REST = '''\
-LOG = []
-
-class default_dtype:
-    def __init__(self, dtype):
-        self.dtype = dtype
-    def __enter__(self):
-        self.before = torch.get_default_dtype()
-        torch.set_default_dtype(self.dtype)
-    def __exit__(self, *error):
-        torch.set_default_dtype(self.before)
-
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * 2
-    @staticmethod
-    def backward(ctx, gradient):
-        x, = ctx.saved_tensors
-        return gradient * 2 + x * 0.01
-
-class Runner(nn.Module):
-    def forward(self, child, x):
-        return child(x).tanh()
-
-def scale_output(module, args, output):
-    return output * 1.5
-
-def count_calls(module, args, output):
-    module.seen = getattr(module, "seen", 0) + 1
-
-def scale_input(module, args):
-    return (args[0] * 0.5,)
-
-def log_gradient(module, given, got):
-    LOG.append(len(given))
-'''
-
-TAIL = '''\
-def loss(out):
-    if isinstance(out, (tuple, list)):
-        found = list(out)
-    elif isinstance(out, dict):
-        found = list(out.values())
-    else:
-        found = [out] if isinstance(out, torch.Tensor) else list(vars(out).values())
-    tensors = [value for value in found if isinstance(value, torch.Tensor) and value.requires_grad]
-    return sum(value.float().square().mean() for value in tensors)
-'''
-
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -102,8 +51,10 @@ def generate(seed: int | str, without: Collection[str] = ()) -> Case:
     shape = ", ".join(map(str, (random.choice((2, 3, 4)), random.choice((2, 3, 5)), random.choice((4, 6, 8)))))
     after, inputs = loop(program, root)
     used = [kind for kind in program.kinds if kind is root or any(f"{kind.name}()" in k.text() for k in program.kinds)]
-    parts = [HEAD.format(shape=shape), REST, *program.top, *(kind.text() for kind in used), inputs, TAIL, after]
-    return Case("\n".join(parts), program.features)
+    parts = [HEAD.format(shape=shape), *program.top, *(kind.text() for kind in used), inputs, after]
+    text = "\n".join(parts)
+    helpers = [helper for name, helper in HELPERS.items() if name in text]
+    return Case("\n".join([parts[0], *helpers, *parts[1:]]), program.features)
 
 
 def write(program: Program, kind: Kind, *, is_root: bool) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import rematic
 from rematic._capture.step import document as captured
 
-STEPS = 3
+STEPS = 2
 NAME = "fuzz_case"
 # What modules have by themselves.
 INTERNAL = frozenset(nn.Module().__dict__) - {"training", "_buffers", "_parameters"} | {"forward"}
@@ -48,8 +48,9 @@ class World:
         for step in range(STEPS):
             args, kwargs = self.space["inputs"]()
             out = self.model(*args, **kwargs)
-            loss = self.space["loss"](out)
-            self.space["after"](self.model, args, kwargs)
+            loss = loss_of(out)
+            if "after" in self.space:
+                self.space["after"](self.model, args, kwargs)
             loss.backward()
             seen[f"step {step}: loss"] = bits(loss)
             for name, parameter in self.model.named_parameters():
@@ -77,6 +78,14 @@ class World:
         seen["generator of random"] = random.getstate()
         seen["generator of numpy"] = str(numpy.random.get_state())
         seen["modes"] = modes()
+
+
+def loss_of(out: Any) -> Tensor:
+    """The loss of whatever a model returns: all tensors in it count."""
+    found = vars(out) if hasattr(out, "side") else out
+    found = list(found.values()) if isinstance(found, Mapping) else found if isinstance(found, tuple) else [found]
+    tensors = [value for value in found if isinstance(value, Tensor) and value.requires_grad]
+    return torch.stack([tensor.float().square().mean() for tensor in tensors]).sum()
 
 
 def seed() -> None:
@@ -198,7 +207,7 @@ def trace_of(source: str) -> dict[str, Any]:
             world = World(source)
             args, kwargs = world.space["inputs"]()
             return json.loads(
-                captured(world.model, *args, loss=world.space["loss"], optimizer=False, device="cpu", **kwargs)
+                captured(world.model, *args, loss=loss_of, optimizer=False, device="cpu", **kwargs)
             )
         finally:
             clean()

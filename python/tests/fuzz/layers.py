@@ -164,7 +164,7 @@ def _(body: Body) -> None:
 @feature("tensor_hook", 0.7)
 def _(body: Body) -> None:
     tensor = body.use(list(body.values)[-1])
-    hook = body.random.choice(("lambda g: g * 0.5", "lambda g: g.clamp(-1, 1)", "lambda g: LOG.append('gradient')"))
+    hook = body.random.choice(("lambda g: g * 0.5", "lambda g: g.clamp(-1, 1)", "lambda g: HOOKED.append('gradient')"))
     body.emit(f"if {tensor}.requires_grad: {tensor}.register_hook({hook})")
 
 

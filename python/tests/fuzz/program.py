@@ -10,40 +10,6 @@ from random import Random
 
 from .slots import FORMS, NOT_BY_DEFAULT, NOT_IN_MODELS, NUMBERS, Slot
 
-HEAD = '''\
-import collections, dataclasses, functools, itertools, random, types
-import numpy, torch
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
-
-B, T, W = {shape}
-
-@dataclasses.dataclass
-class Record:
-    a: object
-    b: list
-
-class Thing:
-    def __init__(self, a, b):
-        self.a, self.b = a, b
-
-class Slotted:
-    __slots__ = ("a",)
-    def __init__(self, a):
-        self.a = a
-    def value(self):
-        return self.a * 0.5
-    def bump(self):
-        self.a += 0.5
-
-@dataclasses.dataclass
-class Output:
-    out: torch.Tensor
-    side: object = None
-'''
-
-
 @dataclasses.dataclass
 class Value:
     """A tensor of the full shape that a forward has in a variable."""

@@ -23,7 +23,7 @@ def shrunk(source: str, outcome: Outcome) -> tuple[str, Outcome]:
     found = failure.of(ast.unparse(tree))
     if found is None:
         return source, outcome
-    shorter = True
+    shorter, tried = True, {ast.unparse(tree)}
     while shorter:
         shorter = False
         for edit in edits(tree):
@@ -31,9 +31,8 @@ def shrunk(source: str, outcome: Outcome) -> tuple[str, Outcome]:
             if not edit(changed):
                 continue
             text = ast.unparse(ast.fix_missing_locations(changed))
-            if len(text) >= len(ast.unparse(tree)):
-                continue
-            still = failure.of(text)
+            still = failure.of(text) if text not in tried else None
+            tried.add(text)
             if still is not None:
                 tree, found, shorter = changed, still, True
     return ast.unparse(tree), found
@@ -79,14 +78,15 @@ class Failure:
 def edits(tree: ast.Module) -> Iterator[Edit]:
     """Ways to shorten a text, the boldest first. They are for the tree as it is now and for shorter ones; one that finds
     nothing any more says so."""
-    bodies = sum(1 for _ in _bodies(tree))
+    lengths = [len(body) for body in _bodies(tree)]
     for size in (8, 4, 2, 1):
-        for index in reversed(range(bodies)):
-            for start in reversed(range(0, _longest(tree), size)):
+        for index, length in reversed(list(enumerate(lengths))):
+            for start in reversed(range(0, length if length >= size else 0, size)):
                 yield lambda t, index=index, start=start, size=size: _remove(t, index, start, size)
-    for index in reversed(range(bodies)):
-        for start in reversed(range(_longest(tree))):
-            yield lambda t, index=index, start=start: _unwrap(t, index, start)
+    for index, length in reversed(list(enumerate(lengths))):
+        for at in reversed(range(length)):
+            yield lambda t, index=index, at=at: _unwrap(t, index, at)
+            yield lambda t, index=index, at=at: _rename(t, index, at)
     for index in reversed(range(sum(1 for _ in _expressions(tree)))):
         for part in (0, 1):
             yield lambda t, index=index, part=part: _simplify(t, index, part)
@@ -98,10 +98,6 @@ def _bodies(tree: ast.Module) -> Iterator[list[ast.stmt]]:
             body = getattr(node, field, None)
             if isinstance(body, list):
                 yield body
-
-
-def _longest(tree: ast.Module) -> int:
-    return max(map(len, _bodies(tree)))
 
 
 def _body(tree: ast.Module, index: int) -> list[ast.stmt]:
@@ -125,6 +121,21 @@ def _unwrap(tree: ast.Module, index: int, at: int) -> bool:
         return False
     body[at : at + 1] = body[at].body
     return True
+
+
+def _rename(tree: ast.Module, index: int, at: int) -> bool:
+    """`a = b` goes, and what follows says `b`."""
+    body = _body(tree, index)
+    if at >= len(body):
+        return False
+    match body[at]:
+        case ast.Assign(targets=[ast.Name(id=old)], value=ast.Name(id=new)):
+            for statement in body[at + 1 :]:
+                for node in ast.walk(statement):
+                    if isinstance(node, ast.Name) and node.id == old:
+                        node.id = new
+            return _remove(tree, index, at, 1)
+    return False
 
 
 def _expressions(tree: ast.Module) -> Iterator[tuple[ast.AST, str, Any]]:
