@@ -89,32 +89,43 @@ X = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(0))
 def whole(model: nn.Module, *args: Any, only: str = "layers.*") -> rematic.Plan:
     """A plan that recomputes all of some modules, at each of their calls that needs a gradient."""
     document = json.loads(capture(model, *args, device="cpu", optimizer=False))
-    plan = json.loads(rematic.plan(rematic.Trace.from_bytes(json.dumps(document).encode()), "1GiB").to_json())
+    regions = [region for region in calls_of(document) if fnmatch(region["module"].partition(".")[2], only)]
+    assert regions
+    return plan_of(document, [region for region in regions if not any(is_inside(region, other) for other in regions)])
+
+
+def calls_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The calls of modules that need a gradient as regions that recompute all, in the order in which they return; `ops`
+    are their operators."""
     paths: list[str] = []
     for module in document["modules"]:
         paths.append(module["name"] if module["parent"] is None else f"{paths[module['parent']]}.{module['name']}")
     calls: Counter[int] = Counter()
     open_calls: dict[int, dict[str, Any]] = {}
+    found = []
     for event in document["events"]:
         if "enter" in event:
             module = document["calls"][event["enter"]]["module"]
-            region = {"module": paths[module], "call": calls[module], "policy": [], "saves": False}
-            open_calls[event["enter"]] = region
+            open_calls[event["enter"]] = {"module": paths[module], "call": calls[module], "policy": [], "ops": []}
             calls[module] += 1
         elif "op" in event and document["ops"][event["op"]]["phase"] == "forward":
-            op = document["ops"][event["op"]]
+            name = document["names"][document["ops"][event["op"]]["name"]]
             for region in open_calls.values():
-                name = document["names"][op["name"]]
                 region["policy"].append({"index": len(region["policy"]), "op": name, "decision": "recompute"})
-                region["saves"] |= "saves" in op
+                region["ops"].append(event["op"])
         elif "exit" in event:
             region = open_calls.pop(event["exit"])
-            if fnmatch(region["module"].partition(".")[2], only) and region.pop("saves"):
-                plan["regions"].append({**region, "discard": 1.0, "freed_bytes": 0, "recompute_ms": 0.0})
-    assert plan["regions"]
-    plan["regions"] = [
-        region for region in plan["regions"] if not any(is_inside(region, other) for other in plan["regions"])
-    ]
+            if any("saves" in document["ops"][op] for op in region["ops"]):
+                found.append(region)
+    return found
+
+
+def plan_of(document: dict[str, Any], regions: list[dict[str, Any]]) -> rematic.Plan:
+    """A plan with these regions, which must not contain each other."""
+    plan = json.loads(rematic.plan(rematic.Trace.from_bytes(json.dumps(document).encode()), "1GiB").to_json())
+    for region in sorted(regions, key=lambda region: region["ops"][0]):
+        kept = {key: region[key] for key in ("module", "call", "policy")}
+        plan["regions"].append({**kept, "discard": 1.0, "freed_bytes": 0, "recompute_ms": 0.0})
     return rematic.Plan.from_json(json.dumps(plan))
 
 
