@@ -24,8 +24,7 @@ def place_name(place: tuple[str, Any]) -> str:
 class Again:
     """One more run: what it is given, and what has been made for it."""
 
-    def __init__(self, leaves: tuple[Tensor, ...], suspects: dict[int, str]) -> None:
-        self.leaves = leaves
+    def __init__(self, suspects: dict[int, str]) -> None:
         self.made: dict[int, Any] = {}
         self._suspects = suspects
 
@@ -80,18 +79,6 @@ class KeptTensor(Encoded):
     def decode(self, again: Again) -> Any:
         tensor = self.get()
         return again.gone(self) if tensor is None else tensor
-
-
-class Leaf(Encoded):
-    """A tensor among the arguments, which checkpointing keeps."""
-
-    __slots__ = ("at",)
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def decode(self, again: Again) -> Any:
-        return again.leaves[self.at]
 
 
 class Container(Encoded):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import enum
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,7 +31,6 @@ from .encoded import (
     ArrayCopy,
     Container,
     KeptTensor,
-    Leaf,
     NamedContainer,
     Rewound,
     decoded,
@@ -60,13 +60,13 @@ class Snapshot:
     def __init__(
         self, modules: list[tuple[str, nn.Module]], places: Places, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self.leaves: list[Tensor] = []
         # What must not be read when it runs again, by storage, with what is wrong with it.
         self.suspects: dict[int, str] = {}
         # What may be read besides the arguments, by storage.
         self.watched: dict[int, list[KeptTensor]] = {}
         self._settings = Settings()
         self._buffers: list[KeptTensor] = []
+        # Those that an operator of the region has read, and those among its arguments.
         self._read: list[KeptTensor] = []
         self._spaces: list[Space] = []
         self._left = MAX_VALUES
@@ -127,8 +127,11 @@ class Snapshot:
 
     def _argument(self, value: Any, place: tuple[str, Any]) -> Any:
         if isinstance(value, Tensor):
-            self.leaves.append(value)
-            return Leaf(len(self.leaves) - 1)
+            kept = KeptTensor(value, place)
+            # As checkpointing itself keeps them.
+            kept.held = value
+            self._read.append(kept)
+            return kept
         if isinstance(value, _ONCE):
             raise PlanError(
                 f"{place_name(place).capitalize()} is a {type(value).__name__}, which can be gone through only once, but the plan "
@@ -237,7 +240,7 @@ class Snapshot:
 
     def close(self) -> None:
         """The first run is over. From now on nothing that it read may change."""
-        self._read = [kept for found in self.watched.values() for kept in found if kept.held is not None]
+        self._read += [kept for found in self.watched.values() for kept in found if kept.held is not None]
         self.watched = {}
         for space in self._spaces:
             if isinstance(space, BufferSpace):
@@ -246,7 +249,7 @@ class Snapshot:
                         kept.held = None
         for kept in [*self._read, *self._buffers]:
             tensor = kept.get()
-            kept.version = tensor._version if tensor is not None else 0
+            kept.version = _version(tensor) if tensor is not None else 0
 
     # ---- the runs after it ----
 
@@ -256,14 +259,14 @@ class Snapshot:
         return next((wrong for wrong in found if wrong is not None), None)
 
     @contextlib.contextmanager
-    def restored(self, leaves: tuple[Tensor, ...]) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+    def restored(self) -> Iterator[tuple[list[Any], dict[str, Any]]]:
         """While it is entered, everything is as it was. Gives the arguments."""
         self.suspects.clear()
         for kept in [*self._read, *self._buffers]:
             tensor = kept.get()
-            if tensor is not None and tensor._version != kept.version:
+            if tensor is not None and _version(tensor) != kept.version:
                 self.suspects[tensor.untyped_storage()._cdata] = f"{kept}, which was changed in place since"
-        again = Again(leaves, self.suspects)
+        again = Again(self.suspects)
         present: list[tuple[Space, Any, dict[Any, Any]]] = []
         with self._settings.restored():
             try:
@@ -292,14 +295,31 @@ class Call:
         self._snapshot = snapshot
         self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
 
-    def __call__(self, *leaves: Tensor) -> Any:
+    def __call__(self, *_: Tensor) -> Any:
         if self._given is not None:
             args, kwargs = self._given
             # They must not outlive the call: a list goes on to grow.
             self._given = None
             return self._forward(*args, **kwargs)
-        with self._snapshot.restored(leaves) as (again, keywords):
+        with self._snapshot.restored() as (again, keywords):
             return self._forward(*again, **keywords)
+
+
+def anchors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """What checkpointing is given in place of the arguments: empty tensors on their devices, by which it finds the device
+    that autocast is for. It would refuse arguments that are changed in place later, though nothing may read them again."""
+    devices = dict.fromkeys(tensor.device for tensor in _tensors((args, kwargs)))
+    return [_anchor(device) for device in devices]
+
+
+@functools.cache
+def _anchor(device: torch.device) -> Tensor:
+    return torch.empty(0, device=device)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was changed in place; under `torch.inference_mode` nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

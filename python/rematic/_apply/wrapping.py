@@ -27,7 +27,7 @@ from .modes import Again, Forward, Kept
 from .places import Places, places_of
 from .policy import Policy
 from .promise import Promise
-from .snapshot import Call, Snapshot
+from .snapshot import Call, Snapshot, anchors
 
 # How many steps are audited unless another number is given.
 AUDITED_STEPS = 3
@@ -109,11 +109,9 @@ class Wrapper:
             self._places = places_of(module for _, module in self._modules)
         snapshot = Snapshot(self._modules, self._places, args, kwargs)
         kept = Kept(snapshot, list(self.module.parameters()), self.root.audit(policy))
-        # All tensors among the arguments as positional ones: only there does checkpointing look for the device that
-        # autocast is for, and for changes in place.
         return checkpoint(
             Call(self.plain, snapshot, args, kwargs),
-            *snapshot.leaves,
+            *anchors(args, kwargs),
             use_reentrant=False,
             preserve_rng_state=False,  # the modes do, for what is drawn again
             context_fn=lambda: (Forward(policy, kept), Again(policy, kept)),

@@ -56,7 +56,7 @@ class _Planned:
         kept = _Kept(snapshot, list(self.module.parameters()))
         return checkpoint(
             Call(self.__wrapped__, snapshot, args, kwargs),
-            *snapshot.leaves,
+            *anchors(args, kwargs),
             use_reentrant=False,
             preserve_rng_state=False,  # the contexts do, for what is drawn again
             context_fn=functools.partial(_contexts, self.path, policy, kept),
