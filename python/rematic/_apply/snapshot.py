@@ -16,6 +16,7 @@ import collections
 import contextlib
 import enum
 import functools
+import itertools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,8 +50,10 @@ _ATOMS = frozenset(
      types.BuiltinFunctionType, types.ModuleType, torch.dtype, torch.device, torch.Size, torch.layout,
      torch.memory_format]
 )  # fmt: skip
-_ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])))
-_ONCE = (types.GeneratorType, zip, map, filter, enumerate)
+# Iterators that a copy begins anew where they are.
+_ITERATORS = (
+    type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), itertools.count, itertools.repeat,
+)  # fmt: skip
 _COPIED = (list, dict, set, collections.deque)
 
 
@@ -132,7 +135,7 @@ class Snapshot:
             kept.held = value
             self._read.append(kept)
             return kept
-        if isinstance(value, _ONCE):
+        if isinstance(value, Iterator) and not isinstance(value, _ITERATORS):
             raise PlanError(
                 f"{place_name(place).capitalize()} is a {type(value).__name__}, which can be gone through only once, but the plan "
                 "runs the module again; give a list, or plan without the module"

@@ -7,6 +7,7 @@ import copy
 import enum
 import functools
 import inspect
+import itertools
 import random
 import sys
 import types
