@@ -49,19 +49,19 @@ class Audit:
         self._unordered: int | None = None
         self._eps: dict[int, float] = {}
 
-    def first(self, at: int, func: Any, out: Any) -> None:
+    def first(self, at: int, func: Any, args: Any, out: Any) -> None:
         """An operator has run that will run again."""
-        tensors = _compared(func, out)
+        tensors = _compared(func, args, out)
         if not tensors:
             return
         if self._unordered is None and _is_unordered(func, tensors[0]):
             self._unordered = at
         self._first[at] = self._prints(at, tensors)
 
-    def again(self, at: int, func: Any, out: Any) -> None:
+    def again(self, at: int, func: Any, args: Any, out: Any) -> None:
         """It has run again."""
         if at in self._first:
-            self._again[at] = self._prints(at, _compared(func, out))
+            self._again[at] = self._prints(at, _compared(func, args, out))
 
     def _prints(self, at: int, tensors: list[Tensor]) -> list[Print]:
         is_rough = self._unordered is not None and at >= self._unordered
@@ -130,17 +130,23 @@ def _bits(tensor: Tensor) -> Tensor:
     return row.view(torch.uint8)
 
 
-def _compared(func: Any, out: Any) -> list[Tensor]:
+def _compared(func: Any, args: Any, out: Any) -> list[Tensor]:
     """The outputs of an operator that it makes, and makes again alike."""
     filled = _filled(func)
     if not filled:
         return []
     outputs = out if isinstance(out, (tuple, list)) else (out,)
-    return [
+    found = [
         tensor
         for tensor in outputs[:filled]
         if type(tensor) is Tensor and tensor.layout is torch.strided and tensor.numel() and not tensor.is_meta
     ]
+    if func._schema.is_mutable:
+        return found
+    # Not every view says so in its schema. What it shows may have been saved, and have been changed since by an operator
+    # that is saved too.
+    taken = {tensor.untyped_storage()._cdata for tensor in args if isinstance(tensor, Tensor)}
+    return [tensor for tensor in found if tensor.untyped_storage()._cdata not in taken]
 
 
 @functools.cache

@@ -113,7 +113,7 @@ class Forward(_Follower):
         else:
             out = self._run(at, func, args, kwargs or {})
         if self._audit is not None and not self._policy.saves[at]:
-            self._audit.first(at, func, out)
+            self._audit.first(at, func, args, out)
         return out
 
     def _run(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
@@ -207,7 +207,7 @@ class Again(_Follower):
         else:
             out = self._run(at, func, args, kwargs or {})
         if self._audit is not None and not self._policy.saves[at]:
-            self._audit.again(at, func, out)
+            self._audit.again(at, func, args, out)
         return out
 
     def _check_reads(self, at: int, func: Any, args: Any, kwargs: Any) -> None:

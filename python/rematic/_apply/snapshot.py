@@ -72,6 +72,8 @@ class Snapshot:
         # Those that an operator of the region has read, and those among its arguments.
         self._read: list[KeptTensor] = []
         self._spaces: list[Space] = []
+        # The parameters, and whether they are trained.
+        self._trained: list[tuple[nn.Parameter, bool]] = []
         self._left = MAX_VALUES
         self._memo: dict[int, Any] = {}
         # The memo goes by addresses: what they are of must live until it is complete.
@@ -102,6 +104,9 @@ class Snapshot:
         space = ObjectSpace(f"`{label}`", module)
         self._spaces.append(space)
         self._waiting.append((space, {key: value for key, value in vars(module).items() if key not in INTERNAL}))
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                self._trained.append((parameter, parameter.requires_grad))
         if module._buffers:
             buffers = BufferSpace(f"`{label}`", module)
             self._spaces.append(buffers)
@@ -271,7 +276,7 @@ class Snapshot:
                 self.suspects[tensor.untyped_storage()._cdata] = f"{kept}, which was changed in place since"
         again = Again(self.suspects)
         present: list[tuple[Space, Any, dict[Any, Any]]] = []
-        with self._settings.restored():
+        with self._settings.restored(), _trained(self._trained):
             try:
                 for space in self._spaces:
                     target = space.target()
@@ -286,6 +291,19 @@ class Snapshot:
             finally:
                 for space, target, state in reversed(present):
                     space.write(target, state)
+
+
+@contextlib.contextmanager
+def _trained(parameters: list[tuple[nn.Parameter, bool]]) -> Iterator[None]:
+    """While it is entered, those parameters need a gradient that did."""
+    changed = [(parameter, trains) for parameter, trains in parameters if parameter.requires_grad != trains]
+    try:
+        for parameter, trains in changed:
+            parameter.requires_grad_(trains)
+        yield
+    finally:
+        for parameter, trains in changed:
+            parameter.requires_grad_(not trains)
 
 
 class Call:
