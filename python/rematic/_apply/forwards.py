@@ -25,14 +25,9 @@ class Forwards:
     """The forwards of a step in order, and the next of them."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
-        captured = plan.facts.get(FORWARDS, TRAIN).split()
         self.model = model
+        captured = _captured(plan)
         self.kinds = [kind for kind in captured if kind != STEP]
-        if not self.kinds or not {TRAIN, REST, STEP}.issuperset(captured):
-            raise PlanError(
-                f"The plan says of the step's forwards `{plan.facts[FORWARDS]}`, where only {TRAIN}, {REST} and {STEP} are "
-                "known; plan with this version"
-            )
         self.next = 0
         # Where the optimizer steps between the forwards of one step, its step does not tell where the next begins.
         self.restarts = len(self.kinds) > 1 and STEP not in captured
@@ -73,6 +68,27 @@ class Forwards:
     def restart(self) -> None:
         """The step begins anew."""
         self.next = 0
+
+
+def _captured(plan: Plan) -> list[str]:
+    """The forwards of the plan's step; of several variants, of the one that has the most. Where others have fewer, the
+    optimizer's step comes earlier."""
+    all_facts = [variant.facts for variant in plan.variants]
+    captured = [facts.get(FORWARDS, TRAIN).split() for facts in all_facts]
+    for facts, kinds in zip(all_facts, captured, strict=True):
+        if not set(kinds) - {STEP} or not {TRAIN, REST, STEP}.issuperset(kinds):
+            raise PlanError(
+                f"The plan says of the step's forwards `{facts[FORWARDS]}`, where only {TRAIN}, {REST} and {STEP} are "
+                "known; plan with this version"
+            )
+    longest = max(captured, key=len)
+    for variant, kinds in zip(plan.variants, captured, strict=True):
+        if longest[: len(kinds)] != kinds:
+            raise PlanError(
+                f"The variants of a plan call the model alike, but for the last forwards of a step, which may be missing; "
+                f"variant `{variant.name}` calls it `{' '.join(kinds)}`, where another has `{' '.join(longest)}`: plan for it alone"
+            )
+    return longest
 
 
 def _stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -6,6 +6,7 @@ as they are.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import traceback
 from collections.abc import Callable
@@ -16,13 +17,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rematic._capture.cache import caching_configs, without_cache
+from rematic._capture.signature import Signature
 from rematic._core import Plan, PlanError
 
+from .choice import Choice
 from .compiled import compiled_contexts
 from .errors import Mismatch
 from .forwards import Forwards
 from .modes import Again, Forward, Kept
 from .policy import Policy
+from .variants import Variants
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -36,7 +40,8 @@ class Wrapper:
         self.root = root
         # A forward that somebody else has put into the instance.
         self.previous: Callable[..., Any] | None = module.__dict__.get("forward")
-        self.policies: dict[int, Policy] = {}
+        # By the number of the call, and by the variant.
+        self.policies: dict[int, dict[int, Policy]] = {}
         self.calls = 0
 
     @property
@@ -67,12 +72,13 @@ class Wrapper:
         """One call, checkpointed if the plan says so."""
         call = self.calls
         self.calls = call + 1
-        policy = self.policies.get(call)
-        if policy is None or not torch.is_grad_enabled() or self.root.rests():
+        planned = self.policies.get(call)
+        if planned is None or not torch.is_grad_enabled() or self.root.rests() or self.root.inside:
             return self.plain(*args, **kwargs)
         if not self.root.running:
+            module = next(iter(planned.values())).module
             raise PlanError(
-                f"`{policy.module}` was called by itself, not by the model that the plan was applied to, so which of its "
+                f"`{module}` was called by itself, not by the model that the plan was applied to, so which of its "
                 "calls this is cannot be told; call the model, or apply a plan to the module that training calls"
             )
         if torch.compiler.is_compiling():
@@ -80,10 +86,14 @@ class Wrapper:
                 self.plain,
                 *args,
                 use_reentrant=False,
-                context_fn=functools.partial(compiled_contexts, policy),
+                context_fn=functools.partial(compiled_contexts, list(planned.values())),
                 **kwargs,
             )
+        policy = self.root.variants.choice(planned)
+        if policy is None:
+            return self.plain(*args, **kwargs)
         modes = _count_modes()
+        self.root.inside = True
         try:
             return self._checkpointed(policy, args, kwargs)
         except Exception as error:
@@ -93,8 +103,10 @@ class Wrapper:
             if isinstance(error, Mismatch):
                 self._explain(error)
             raise
+        finally:
+            self.root.inside = False
 
-    def _checkpointed(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _checkpointed(self, policy: Policy | Choice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Only among positional arguments does checkpointing look for the device that autocast is for, and for changes
         # in place.
         names = tuple(name for name, value in kwargs.items() if isinstance(value, Tensor))
@@ -121,9 +133,9 @@ class Wrapper:
                 return
 
 
-def _contexts(policy: Policy, parameters: list[Tensor]) -> tuple[Forward, Again]:
-    kept = Kept(parameters)
-    return Forward(policy, kept), Again(policy, kept)
+def _contexts(policy: Policy | Choice, parameters: list[Tensor]) -> tuple[Forward, Again]:
+    kept = Kept(parameters, policy if isinstance(policy, Policy) else policy.first)
+    return Forward(policy, kept), Again(kept)
 
 
 class Root:
@@ -134,7 +146,10 @@ class Root:
         # A model that evaluates is not checkpointed, unless its plan was put onto it in that state.
         self.trains = model.training
         self.running = False
+        # Whether a checkpointed module runs. Those inside it are those of other variants.
+        self.inside = False
         self.forwards = Forwards(model, plan)
+        self.variants = Variants(plan)
         self.wrapper = Wrapper(model, self)
         self.wrappers = [self.wrapper]
         self.caching = caching_configs(model)
@@ -151,8 +166,9 @@ class Root:
             self._count_anew()
         before = [wrapper.calls for wrapper in self.wrappers]
         self.running = True
+        forward = self.forwards.next
         try:
-            with without_cache(self.caching if trains and "use_cache" not in kwargs else ()):
+            with without_cache(self.caching if trains and "use_cache" not in kwargs else ()), self._telling(args, kwargs):
                 out = self.wrapper.run(args, kwargs)
             if not counts:
                 for wrapper, calls in zip(self.wrappers, before, strict=True):
@@ -161,13 +177,22 @@ class Root:
                 for wrapper in self.wrappers:
                     self._check_calls(wrapper)
                 self._count_anew()
-        except BaseException:
+        except BaseException as error:
             self.forwards.restart()
             self._count_anew()
+            if isinstance(error, Mismatch) and not torch.compiler.is_compiling():
+                error.add(self.variants.unlike(self.model, forward, args, kwargs))
             raise
         finally:
             self.running = False
         return out
+
+    def _telling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+        """While it is entered, what runs tells which variant it is."""
+        if not self.variants.several or torch.compiler.is_compiling():
+            return contextlib.nullcontext()
+        self.variants.begin(self.forwards.next, Signature.of(self.model, args, kwargs))
+        return self.variants.opening()
 
     def _count_anew(self) -> None:
         for wrapper in self.wrappers:
@@ -175,8 +200,10 @@ class Root:
 
     def _check_calls(self, wrapper: Wrapper) -> None:
         # A module that is skipped (stochastic depth) takes no memory.
-        for call, policy in wrapper.policies.items():
-            if 0 < wrapper.calls <= call:
+        for call, planned in wrapper.policies.items():
+            policies = [planned.get(variant) for variant in self.variants.possible]
+            policy = policies[0]
+            if policy is not None and all(policies) and 0 < wrapper.calls <= call:
                 count = self.forwards.count
                 forwards = "one forward of the model calls it" if count == 1 else f"{count} forwards of the model call it"
                 raise PlanError(
@@ -204,7 +231,8 @@ def apply(model: nn.Module, plan: Plan) -> None:
     modules = dict(model.named_modules())
     root = Root(model, plan)
     by_module = {id(model): root.wrapper}
-    for region in plan.regions:
+    regions = [(at, region) for at, variant in enumerate(plan.variants) for region in variant.regions]
+    for variant, region in regions:
         # Paths begin with the class of the model, which sharding changes.
         module = modules.get(region.module.partition(".")[2])
         if module is None:
@@ -216,8 +244,8 @@ def apply(model: nn.Module, plan: Plan) -> None:
         if wrapper is None:
             wrapper = by_module[id(module)] = Wrapper(module, root)
             root.wrappers.append(wrapper)
-        wrapper.policies[region.call] = Policy(region)
-    if plan.regions:
+        wrapper.policies.setdefault(region.call, {})[variant] = Policy.of(region)
+    if regions:
         for wrapper in root.wrappers:
             wrapper.module.__dict__["forward"] = wrapper
 

@@ -13,6 +13,7 @@ from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
 from .recorder import Recorder
+from .signature import Signature
 from .trees import device_tensors, map_tensors
 
 _graph_task = torch._C._current_graph_task_id
@@ -79,6 +80,8 @@ class CallWatch:
         self.first_exit: int | None = None
         self._trains = tree.model.training
         self.forwards: list[str] = []
+        # What each of them is given.
+        self.inputs: list[str] = []
         # The innermost module in which something failed.
         self.failed: str | None = None
 
@@ -144,6 +147,7 @@ class CallWatch:
     def _enter(self, row: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if row == 0:
             self._begin_forward()
+            self.inputs.append(str(Signature.of(self._tree.model, args, kwargs)))
         inputs = device_tensors(args)
         number = self._recorder.enter(row, inputs, device_tensors(kwargs) if kwargs else [])
         events = self._recorder.events

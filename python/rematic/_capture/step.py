@@ -32,6 +32,7 @@ from .recorder import Recorder
 from .replica import Replica
 from .routing import DEVICES, as_on
 from .shapes import ListKernels
+from .signature import INPUTS, NEXT
 from .trees import tensors_in
 
 __all__ = ["OptimizerChoice", "capture", "capture_step", "document", "document_of_step"]
@@ -336,6 +337,9 @@ class _Attempt:
         facts.append(["optimizer", type(self.optimizer).__name__.lower() if self.optimizer else "none"])
         if len(calls.forwards) > 1:
             facts.append([FORWARDS, " ".join(calls.forwards)])
+        if any(calls.inputs):
+            alike = len(set(calls.inputs)) == 1
+            facts.append([INPUTS, calls.inputs[0] if alike else NEXT.join(calls.inputs)])
         return facts
 
 
