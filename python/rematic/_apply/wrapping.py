@@ -43,6 +43,8 @@ class Wrapper:
         # By the number of the call, and by the variant.
         self.policies: dict[int, dict[int, Policy]] = {}
         self.calls = 0
+        # Where the module is, if the step calls it by itself and not from another; empty for the model.
+        self.entry: str | None = None
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -64,8 +66,8 @@ class Wrapper:
         # A forward that runs again during backward is part of the call that it repeats.
         if not torch.compiler.is_compiling() and _graph_task() != -1:
             return self.plain(*args, **kwargs)
-        if self is self.root.wrapper and not self.root.running:
-            return self.root.run(args, kwargs)
+        if self.entry is not None and not self.root.running:
+            return self.root.run(self, self.entry, args, kwargs)
         return self.run(args, kwargs)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -79,7 +81,8 @@ class Wrapper:
             module = next(iter(planned.values())).module
             raise PlanError(
                 f"`{module}` was called by itself, not by the model that the plan was applied to, so which of its "
-                "calls this is cannot be told; call the model, or apply a plan to the module that training calls"
+                "calls this is cannot be told; call the model, capture the step as it runs with rematic.capture_step (of a "
+                "Lightning module, one that calls its training_step), or apply a plan to the module that training calls"
             )
         if torch.compiler.is_compiling():
             return checkpoint(
@@ -151,48 +154,67 @@ class Root:
         self.forwards = Forwards(model, plan)
         self.variants = Variants(plan)
         self.wrapper = Wrapper(model, self)
+        self.wrapper.entry = ""
         self.wrappers = [self.wrapper]
         self.caching = caching_configs(model)
+
+    def wrapper_at(self, path: str) -> Wrapper | None:
+        """The wrapper of a module, made if there is none yet. None if there is no such module."""
+        module = self.model
+        for name in filter(None, path.split(".")):
+            child = module._modules.get(name)
+            if child is None:
+                return None
+            module = child
+        for wrapper in self.wrappers:
+            if wrapper.module is module:
+                return wrapper
+        self.wrappers.append(Wrapper(module, self))
+        return self.wrappers[-1]
 
     def rests(self) -> bool:
         """Whether the model evaluates."""
         return self.trains and not self.model.training
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One forward of the model. Calls are counted from the first forward of a step to its last."""
+    def run(self, wrapper: Wrapper, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One forward of the model, or of a part that the step calls by itself. Calls are counted from the first forward of a
+        step to its last."""
         trains = torch.is_grad_enabled() and not self.rests()
-        counts = self.forwards.has(trains)
+        counts = self.forwards.has(trains, path)
         if self.forwards.next == 0:
             self._count_anew()
         before = [wrapper.calls for wrapper in self.wrappers]
         self.running = True
         forward = self.forwards.next
         try:
-            with without_cache(self.caching if trains and "use_cache" not in kwargs else ()), self._telling(args, kwargs):
-                out = self.wrapper.run(args, kwargs)
+            with without_cache(self.caching if trains and "use_cache" not in kwargs else ()), self._telling(wrapper, args, kwargs):
+                out = wrapper.run(args, kwargs)
             if not counts:
-                for wrapper, calls in zip(self.wrappers, before, strict=True):
-                    wrapper.calls = calls
+                for counted, calls in zip(self.wrappers, before, strict=True):
+                    counted.calls = calls
             elif self.forwards.advance():
-                for wrapper in self.wrappers:
-                    self._check_calls(wrapper)
+                for counted in self.wrappers:
+                    self._check_calls(counted)
                 self._count_anew()
         except BaseException as error:
             self.forwards.restart()
             self._count_anew()
             if isinstance(error, Mismatch) and not torch.compiler.is_compiling():
-                error.add(self.variants.unlike(self.model, forward, args, kwargs))
+                error.add(self.variants.unlike(wrapper.module, forward, args, kwargs))
             raise
         finally:
             self.running = False
         return out
 
-    def _telling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+    def _telling(
+        self, wrapper: Wrapper, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> contextlib.AbstractContextManager[None]:
         """While it is entered, what runs tells which variant it is."""
         if not self.variants.several or torch.compiler.is_compiling():
             return contextlib.nullcontext()
-        self.variants.begin(self.forwards.next, Signature.of(self.model, args, kwargs))
-        return self.variants.opening()
+        self.variants.begin(self.forwards.next, Signature.of(wrapper.module, args, kwargs))
+        # The first operators are those of the step's first forward.
+        return self.variants.opening() if wrapper.entry == self.forwards.paths[0] else contextlib.nullcontext()
 
     def _count_anew(self) -> None:
         for wrapper in self.wrappers:
@@ -228,23 +250,25 @@ def apply(model: nn.Module, plan: Plan) -> None:
         )
     model = getattr(model, "_orig_mod", model)
     check_free(model)
-    modules = dict(model.named_modules())
     root = Root(model, plan)
-    by_module = {id(model): root.wrapper}
     regions = [(at, region) for at, variant in enumerate(plan.variants) for region in variant.regions]
     for variant, region in regions:
         # Paths begin with the class of the model, which sharding changes.
-        module = modules.get(region.module.partition(".")[2])
-        if module is None:
+        wrapper = root.wrapper_at(region.module.partition(".")[2])
+        if wrapper is None:
             raise PlanError(
                 f"The plan is for another model, {plan.source}: it checkpoints `{region.module}`, and this "
                 f"{type(model).__name__} has no such module; capture and plan this one"
             )
-        wrapper = by_module.get(id(module))
-        if wrapper is None:
-            wrapper = by_module[id(module)] = Wrapper(module, root)
-            root.wrappers.append(wrapper)
         wrapper.policies.setdefault(region.call, {})[variant] = Policy.of(region)
+    for path in root.forwards.paths:
+        entered = root.wrapper_at(path)
+        if entered is None:
+            raise PlanError(
+                f"The plan is for another model, {plan.source}: its step calls `{path}`, and this {type(model).__name__} has no "
+                "such module; capture and plan this one"
+            )
+        entered.entry = path
     if regions:
         for wrapper in root.wrappers:
             wrapper.module.__dict__["forward"] = wrapper
