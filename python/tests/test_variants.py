@@ -457,3 +457,46 @@ def test_batches_with_and_without_padding(kind: str, attention: str) -> None:
         # Other shapes of the same kind, as dynamic padding has them.
         gradients(padded[:2, :9], input_ids=ids[:2, :9].contiguous(), labels=ids[:2, :9].contiguous())
         rematic.remove(model)
+
+
+@pytest.mark.parametrize("openings", [True, False])
+def test_real_peaks_of_each_variant(openings: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    from reality import check_peak, peaks
+
+    torch.manual_seed(0)
+    small = dict(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**small, use_cache=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ids = torch.randint(3, 256, (8, 64))
+    padded = torch.ones_like(ids)
+    padded[1, 40:] = 0
+
+    def step_of(mask: Tensor) -> Any:
+        batch = {"input_ids": ids, "labels": ids, "attention_mask": mask}
+
+        def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+            output = model(**batch)
+            output.loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return output
+
+        return step, batch
+
+    masks = {"padded": padded, "not padded": torch.ones_like(ids)}
+    traces = {name: rematic.capture_step(step_of(mask)[0], model, optimizer, device="cpu") for name, mask in masks.items()}
+    with pytest.raises(rematic.Infeasible) as infeasible:
+        rematic.plan(traces, 1)
+    least, highest = infeasible.value.least_budget, max(trace.peak() for trace in traces.values())
+    for budget in (least, (least + highest) // 2):
+        plan = rematic.plan(traces, budget)
+        if not openings:
+            # Then the first region itself tells, and keeps until then what either variant saves.
+            plan = edited(plan, lambda document: [part.pop("opening") for part in (document, *document["variants"])] and None)
+        rematic.apply(model, plan)
+        for variant in plan.variants:
+            step, batch = step_of(masks[variant.name])
+            kernels = {op.name.split(".")[0] for op in traces[variant.name].ops}
+            check_peak(variant.name, variant.peak, peaks(lambda: step(model, optimizer), model, batch, kernels))  # noqa: B023
+        rematic.remove(model)

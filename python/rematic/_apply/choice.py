@@ -1,7 +1,8 @@
 """Which of several variants' policies a call of a module follows, as its operators tell.
 
 While operators agree with the policies of several variants, what one of them saves is kept. Where they part, those that
-have another operator there are out, and what none of the others saves is let go of.
+have another operator there are out, and what none of the others saves is let go of. If they do not part in this module, that
+is done as soon as something else in the forward tells.
 
 A variant may not checkpoint this module at all: what it runs here is not known. If only such variants are left, or those
 that the model's inputs spoke against, the module is recomputed whole this once, and what runs again is compared with
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .modes import Kept
 
 Variants = frozenset[int]
+Policies = list[tuple[Policy, Variants]]
 
 
 class Joint(Policy):
@@ -68,24 +70,32 @@ class Unplanned(Policy):
         return Policy(self.module, self.call, list(zip(self.names, self.saves, strict=True)))
 
 
+def let_go(policy: Policy, kept: Kept) -> None:
+    """Lets go of what this policy does not save."""
+    for at in [at for at in kept.values if not policy.saves[at]]:
+        del kept.values[at]
+
+
 class Choice:
     """The policies that one call of a module may follow."""
 
     def __init__(
         self,
-        live: list[tuple[Policy, Variants]],
+        live: Policies,
         without: Variants,
-        others: list[tuple[Policy, Variants]],
+        others: Policies,
         others_without: Variants,
         tell: Callable[[Variants], None],
+        defer: Callable[[Kept, Policies], None],
     ) -> None:
-        # Of the variants that may run: their policies, no two with the same operators, and those that have none here.
+        # Of the variants that may run: their policies, the likeliest first, and those that have none here.
         self._live = live
         self._without = without
         # The same of variants that something spoke against.
         self._others = others
         self._others_without = others_without
         self._tell = tell
+        self._defer = defer
         self._unplanned: Unplanned | None = None
         self.first = self.followed = self._joined()
 
@@ -114,10 +124,12 @@ class Choice:
         """What was followed, where nothing more runs."""
         over = [(policy, variants) for policy, variants in self._live if len(policy.names) == at]
         if over and self._unplanned is None:
-            policy, variants = over[0]
-            self._follow(policy, kept)
-            self._tell(variants | self._without)
-            return policy
+            self._live = over
+            self._follow(self._joined() if len(over) > 1 else over[0][0], kept)
+            self._tell(self._without.union(*(variants for _, variants in over)))
+            if len(over) > 1:
+                self._defer(kept, over)
+            return self.followed
         if self._unplanned is None:
             if not self._elsewhere(at, None):
                 raise self.mismatch(at, None)
@@ -131,8 +143,7 @@ class Choice:
         return self._unplanned.closed()
 
     def _follow(self, policy: Policy, kept: Kept) -> None:
-        for at in [at for at in kept.values if not policy.saves[at]]:
-            del kept.values[at]
+        let_go(policy, kept)
         self.followed = policy
 
     def _elsewhere(self, at: int, name: str | None) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -18,8 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from rematic._capture.signature import INPUTS, NEXT, Signature
 from rematic._core import Plan
 
-from .choice import Choice
+from .choice import Choice, Policies, let_go
 from .policy import DETACH, UNRECORDED, Policy, name_of
+
+if TYPE_CHECKING:
+    from .modes import Kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Variants:
         # Those that may run, the likeliest first.
         self.possible = list(range(len(self.all)))
         self._opening: Opening | None = None
+        # Regions of this forward whose operators did not tell which of several policies was theirs.
+        self._untold: list[tuple[Kept, Policies]] = []
 
     def begin(self, forward: int, given: Signature) -> None:
         """A forward of the model begins, with these inputs."""
@@ -72,6 +77,22 @@ class Variants:
     def tell(self, variants: frozenset[int]) -> None:
         """Operators have told that it is one of these."""
         self.possible = [at for at in self.possible if at in variants] or sorted(variants)
+        self._settle(over=False)
+
+    def _defer(self, kept: Kept, policies: Policies) -> None:
+        self._untold.append((kept, policies))
+
+    def _settle(self, *, over: bool) -> None:
+        """Gives regions that have run the policy of the variant that is now known; when the forward is over, of the
+        likeliest."""
+        untold, self._untold = self._untold, []
+        for kept, policies in untold:
+            left = [policy for policy, variants in policies if not variants.isdisjoint(self.possible)]
+            if over or len(left) == 1:
+                kept.policy = left[0] if left else policies[0][0]
+                let_go(kept.policy, kept)
+            else:
+                self._untold.append((kept, policies))
 
     def choice(self, planned: Mapping[int, Policy]) -> Policy | Choice | None:
         """What is followed in a call of a module, of which some variants have policies. None if it is not checkpointed."""
@@ -83,7 +104,7 @@ class Variants:
             return None
         rest = [at for at in range(len(self.all)) if at not in self.possible]
         others, others_without = _grouped(planned, rest)
-        return Choice(live, without, others, others_without, self.tell)
+        return Choice(live, without, others, others_without, self.tell, self._defer)
 
     def unlike(self, model: nn.Module, forward: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """What these inputs have otherwise than those that were captured, and what to do about it."""
@@ -100,18 +121,19 @@ class Variants:
         )
 
     @contextlib.contextmanager
-    def opening(self) -> Iterator[None]:
-        """While it is entered, the first operators tell which variant runs."""
+    def telling(self, forward: int, given: Signature, *, opens: bool) -> Iterator[None]:
+        """While it is entered, a forward with these inputs tells which variant it is; if it opens the step, by its first
+        operators too."""
+        self.begin(forward, given)
         openings = {at: self.all[at].opening for at in self.possible}
-        if len(set(openings.values())) < 2:
-            yield
-            return
-        self._opening = Opening(self, openings)
-        self._opening.__enter__()
+        if opens and len(set(openings.values())) > 1:
+            self._opening = Opening(self, openings)
+            self._opening.__enter__()
         try:
             yield
         finally:
             self._close()
+            self._settle(over=True)
 
     def told(self) -> None:
         """Stops to compare the first operators, if they have said all that they can."""
@@ -163,15 +185,15 @@ class Opening(TorchDispatchMode):
         self._openings = left if going_on else {}
 
 
-def _grouped(planned: Mapping[int, Policy], variants: list[int]) -> tuple[list[tuple[Policy, frozenset[int]]], frozenset[int]]:
-    """The policies of some variants, the first of each that have the same operators, and the variants without one."""
-    grouped: list[tuple[Policy, frozenset[int]]] = []
+def _grouped(planned: Mapping[int, Policy], variants: list[int]) -> tuple[Policies, frozenset[int]]:
+    """The policies of some variants, equal ones once, and the variants without one."""
+    grouped: Policies = []
     for variant in variants:
         policy = planned.get(variant)
         if policy is None:
             continue
         for at, (known, its) in enumerate(grouped):
-            if known.names == policy.names:
+            if known.names == policy.names and known.saves == policy.saves:
                 grouped[at] = known, its | {variant}
                 break
         else:

@@ -212,9 +212,8 @@ class Root:
         """While it is entered, what runs tells which variant it is."""
         if not self.variants.several or torch.compiler.is_compiling():
             return contextlib.nullcontext()
-        self.variants.begin(self.forwards.next, Signature.of(wrapper.module, args, kwargs))
-        # The first operators are those of the step's first forward.
-        return self.variants.opening() if wrapper.entry == self.forwards.paths[0] else contextlib.nullcontext()
+        given = Signature.of(wrapper.module, args, kwargs)
+        return self.variants.telling(self.forwards.next, given, opens=wrapper.entry == self.forwards.paths[0])
 
     def _count_anew(self) -> None:
         for wrapper in self.wrappers:
