@@ -161,6 +161,35 @@ class Region:
         """The operators whose output is saved, in order."""
 
 @final
+class Variant:
+    """What a plan decides for one of the steps that it was made for."""
+
+    @property
+    def name(self) -> str:
+        """What it is called; empty if it is the only one."""
+    @property
+    def opening(self) -> list[str]:
+        """The first operators of its forward, up to where it differs from each other variant."""
+    @property
+    def facts(self) -> dict[str, str]:
+        """How it was traced."""
+    @property
+    def peak(self) -> int:
+        """The peak under the plan, as replayed."""
+    @property
+    def baseline_peak(self) -> int:
+        """The peak without a plan."""
+    @property
+    def step_ms(self) -> float:
+        """Time of the step without recomputation."""
+    @property
+    def recompute_ms(self) -> float:
+        """Time of recomputation."""
+    @property
+    def regions(self) -> list[Region]:
+        """The checkpointed regions, in the order of forward."""
+
+@final
 class Plan:
     """What to drop and recompute in a step, with what was promised. Printed, it is the command line's table."""
 
@@ -175,7 +204,10 @@ class Plan:
     def to_json(self) -> str:
         """The text of a plan file."""
     def to_python(self) -> str:
-        """A Python file with a function `apply_plan(model)`, which applies the plan with torch alone."""
+        """A Python file with a function `apply_plan(model)`, which applies the plan with torch alone.
+
+        A plan with several variants is refused.
+        """
     @property
     def outcome(self) -> Literal["fits", "planned"]:
         """Whether there is something to drop."""
@@ -196,13 +228,19 @@ class Plan:
         """The most bytes that may be in use."""
     @property
     def peak(self) -> int:
-        """The peak under the plan, as replayed: the promise."""
+        """The peak under the plan, as replayed: the promise. Of several variants the highest."""
     @property
     def forward_bytes(self) -> int | None:
         """How much the model's first forward has made that is in use after its last operator; None in older plans."""
     @property
     def baseline_peak(self) -> int:
-        """The peak without a plan."""
+        """The peak without a plan. Of several variants the highest."""
+    @property
+    def variants(self) -> list[Variant]:
+        """What the plan was made for, each with its own decisions; one if it was made for one step.
+
+        The times, facts and regions of the plan itself are those of the first.
+        """
     @property
     def step_ms(self) -> float:
         """Time of the step without recomputation."""
@@ -311,7 +349,7 @@ class CostTable:
     def __len__(self) -> int: ...
 
 def plan(
-    trace: Trace,
+    trace: Trace | Sequence[Trace] | Mapping[str, Trace],
     budget: _Size | None = None,
     *,
     device: str = "a100-80",
@@ -327,7 +365,8 @@ def plan(
 ) -> Plan:
     """Finds what to drop and recompute so that the step fits a budget, at the least extra time.
 
-    Without a budget it is the device's memory. Raises `Infeasible` if no plan meets it.
+    Several traces, in a list or by name, are variants of the step: each is planned for the budget, and the model follows the
+    one that runs. Without a budget it is the device's memory. Raises `Infeasible` if no plan meets it.
     """
 
 def curve(
@@ -378,7 +417,10 @@ def replay(
     world_size: int | None = None,
     allocator: _Allocator | None = None,
 ) -> Replay:
-    """Replays the step under a plan, and checks that the plan is for it. Device and world size are the plan's."""
+    """Replays the step under a plan, and checks that the plan, or one of its variants, is for it.
+
+    Device and world size are the plan's.
+    """
 
 def signatures(trace: Trace) -> list[Signature]:
     """The distinct signatures of a step, in the order in which they run first.

@@ -1,6 +1,7 @@
 //! A plan as a document: what was decided for which operator, so that it can be applied to the real model and checked.
 
 mod error;
+mod variant;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -13,11 +14,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Problem, Solution};
 pub use error::DocumentError;
+pub use variant::PlanVariant;
 
 /// What the first field of a plan file says.
 pub const PLAN_FORMAT: &str = "rematic-plan";
-/// The version that is written; all up to it are read.
-pub const PLAN_VERSION: u32 = 1;
+/// The newest version; all up to it are read.
+pub const PLAN_VERSION: u32 = VARIANTS_VERSION;
+/// What is written for a plan without variants, and for one with.
+const SINGLE_VERSION: u32 = 1;
+const VARIANTS_VERSION: u32 = 2;
 /// How much of a file tells whether it is a plan.
 const START: u64 = 4096;
 /// The most of a file that is read. A plan for the two million operators that a step may have takes half of it.
@@ -69,10 +74,16 @@ pub struct PlannedRegion {
 pub struct PlanDocument {
     /// [`PLAN_FORMAT`].
     pub format: String,
-    /// [`PLAN_VERSION`].
+    /// 1, or 2 if there are variants.
     pub version: u32,
     /// The model.
     pub source: String,
+    /// What this variant is called; empty if there are no others.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// The first operators of its forward, up to where it differs from each other variant.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub opening: Vec<String>,
     /// How it was traced.
     pub facts: Vec<(String, String)>,
     /// The device that times are for.
@@ -97,6 +108,9 @@ pub struct PlanDocument {
     pub lower_bound_ms: Millis,
     /// The regions, in the order of forward.
     pub regions: Vec<PlannedRegion>,
+    /// Further variants, for the same budget.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub variants: Vec<PlanVariant>,
 }
 
 impl PlanDocument {
@@ -107,8 +121,10 @@ impl PlanDocument {
         let regions = solution.checkpoints.iter().map(|checkpoint| planned_region(problem, checkpoint)).collect();
         PlanDocument {
             format: PLAN_FORMAT.to_owned(),
-            version: PLAN_VERSION,
+            version: SINGLE_VERSION,
             source: trace.model.clone(),
+            name: String::new(),
+            opening: Vec::new(),
             facts: trace.facts.clone(),
             device: device.to_owned(),
             world_size: problem.world_size(),
@@ -120,6 +136,7 @@ impl PlanDocument {
             recompute_ms: solution.replayed.recompute,
             lower_bound_ms: solution.lower_bound,
             regions,
+            variants: Vec::new(),
         }
     }
 
@@ -193,43 +210,20 @@ impl PlanDocument {
 
     /// Checks what the types do not.
     fn check(&self, path: &Path) -> Result<(), DocumentError> {
-        const TIME: &str = "a time of 0 or more";
-        const SHARE: &str = "a share from 0 to 1";
-        let number =
-            |place: String, found: f64, needed| DocumentError::Number { path: path.to_owned(), place, found, needed };
-        let is_time = |time: Millis| time.0.is_finite() && time.0 >= 0.0;
-        for (place, time) in
-            [("step_ms", self.step_ms), ("recompute_ms", self.recompute_ms), ("lower_bound_ms", self.lower_bound_ms)]
-        {
-            if !is_time(time) {
-                return Err(number(place.to_owned(), time.0, TIME));
-            }
-        }
         if self.world_size == 0 {
-            return Err(number("world_size".to_owned(), 0.0, "at least 1"));
+            let place = "world_size".to_owned();
+            return Err(DocumentError::Number { path: path.to_owned(), place, found: 0.0, needed: "at least 1" });
         }
-        let mut known = HashSet::new();
-        for (index, region) in self.regions.iter().enumerate() {
-            if !is_time(region.recompute_ms) {
-                return Err(number(format!("regions[{index}].recompute_ms"), region.recompute_ms.0, TIME));
-            }
-            if !(0.0..=1.0).contains(&region.discard) {
-                return Err(number(format!("regions[{index}].discard"), region.discard, SHARE));
-            }
-            if !known.insert((&region.module, region.call)) {
-                let (module, call) = (region.module.clone(), region.call);
-                return Err(DocumentError::Duplicate { path: path.to_owned(), module, call });
-            }
-            if let Some((expected, op)) = region.policy.iter().enumerate().find(|(expected, op)| op.index != *expected)
-            {
-                let (module, found) = (region.module.clone(), op.index);
-                return Err(DocumentError::OpNumber { path: path.to_owned(), module, expected, found });
-            }
+        self.check_variants(path)?;
+        check_body(path, "", [self.step_ms, self.recompute_ms, self.lower_bound_ms], &self.regions)?;
+        for (index, variant) in self.variants.iter().enumerate() {
+            let times = [variant.step_ms, variant.recompute_ms, variant.lower_bound_ms];
+            check_body(path, &format!("variants[{index}]."), times, &variant.regions)?;
         }
         Ok(())
     }
 
-    /// The checkpoints that the plan means for a step.
+    /// The checkpoints that the plan means for a step; of its first variant only.
     ///
     /// # Errors
     /// If the step is another one than the plan was made for; the first operator that differs is named.
@@ -287,6 +281,39 @@ impl PlanDocument {
         }
         Ok(saved)
     }
+}
+
+/// Checks the times and regions of one variant; `place` stands before the names of its fields.
+fn check_body(path: &Path, place: &str, times: [Millis; 3], regions: &[PlannedRegion]) -> Result<(), DocumentError> {
+    const TIME: &str = "a time of 0 or more";
+    const SHARE: &str = "a share from 0 to 1";
+    let number = |field: String, found: f64, needed| {
+        Err(DocumentError::Number { path: path.to_owned(), place: format!("{place}{field}"), found, needed })
+    };
+    let is_time = |time: Millis| time.0.is_finite() && time.0 >= 0.0;
+    for (field, time) in ["step_ms", "recompute_ms", "lower_bound_ms"].into_iter().zip(times) {
+        if !is_time(time) {
+            return number(field.to_owned(), time.0, TIME);
+        }
+    }
+    let mut known = HashSet::new();
+    for (index, region) in regions.iter().enumerate() {
+        if !is_time(region.recompute_ms) {
+            return number(format!("regions[{index}].recompute_ms"), region.recompute_ms.0, TIME);
+        }
+        if !(0.0..=1.0).contains(&region.discard) {
+            return number(format!("regions[{index}].discard"), region.discard, SHARE);
+        }
+        if !known.insert((&region.module, region.call)) {
+            let (module, call) = (region.module.clone(), region.call);
+            return Err(DocumentError::Duplicate { path: path.to_owned(), module, call });
+        }
+        if let Some((expected, op)) = region.policy.iter().enumerate().find(|(expected, op)| op.index != *expected) {
+            let (module, found) = (region.module.clone(), op.index);
+            return Err(DocumentError::OpNumber { path: path.to_owned(), module, expected, found });
+        }
+    }
+    Ok(())
 }
 
 /// The field where the text stops to be a plan. To follow the path takes time, so only text that is known to be wrong is

@@ -25,7 +25,9 @@ mod selection;
 mod stats;
 
 pub use cancel::Cancel;
-pub use document::{Choice, DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlannedOp, PlannedRegion};
+pub use document::{
+    Choice, DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedOp, PlannedRegion,
+};
 pub use error::PlanError;
 pub use explanation::{
     CategoryBytes, Explanation, Place, Remedy, RemedyKind, ResidentGroup, Together, resident_groups,

@@ -39,6 +39,13 @@ static PLAN: LazyLock<Vec<u8>> = LazyLock::new(|| {
     serde_json::to_vec(&PlanDocument::new(&problem, &solution, budget, "h100")).unwrap()
 });
 
+/// The same twice, as two variants.
+static VARIANTS: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let plan = PlanDocument::from_json(&PLAN, Path::new("plan.json")).unwrap();
+    let variants = ["one", "other"].map(|name| (name.to_owned(), &STEP.0, plan.clone()));
+    serde_json::to_vec(&PlanDocument::of_variants(variants.into()).unwrap()).unwrap()
+});
+
 fn problem() -> Problem<'static> {
     let (trace, costs) = &*STEP;
     Problem::new(trace, costs, Limits::default()).unwrap()
@@ -66,12 +73,12 @@ fn consume(bytes: &[u8]) -> Fate {
     };
     let text = serde_json::to_vec(&plan).unwrap();
     assert_eq!(PlanDocument::from_json(&text, Path::new("again.json")).unwrap(), plan);
-    PROBLEM.with(|problem| match plan.checkpoints(&STEP.0, problem.regions()) {
+    PROBLEM.with(|problem| match plan.for_step(&STEP.0, problem.regions()) {
         Err(error) => {
             assert!(error.to_string().contains("plan"), "{error}");
             Fate::Unfit
         }
-        Ok(checkpoints) => {
+        Ok((plan, checkpoints)) => {
             let replayed = problem.replay(&checkpoints);
             assert_eq!(checkpoints.len(), plan.regions.len());
             assert!(replayed.recompute.0.is_finite() && replayed.recompute.0 >= 0.0);
@@ -242,12 +249,26 @@ proptest! {
         }
         consume(plan.to_string().as_bytes());
     }
+
+    #[test]
+    fn damaged_variants_are_read_or_refused(
+        damages in prop::collection::vec(damage(), 1..4),
+        changes in prop::collection::vec(change(), 1..4),
+    ) {
+        consume(&damaged(VARIANTS.clone(), &damages));
+        let mut plan: Value = serde_json::from_slice(&VARIANTS).unwrap();
+        for change in &changes {
+            apply(&mut plan["variants"][0], change);
+        }
+        consume(plan.to_string().as_bytes());
+    }
 }
 
 /// The tests above mean something only if the plan is good before, and changes lead to every fate.
 #[test]
 fn changes_lead_to_every_fate() {
     assert_eq!(consume(&PLAN), Fate::Replayed);
+    assert_eq!(consume(&VARIANTS), Fate::Replayed);
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let fates: Vec<Fate> = (0..200)
         .map(|_| {

@@ -9,6 +9,7 @@ mod plan;
 mod replay;
 mod report;
 mod trace;
+mod variant;
 mod work;
 
 use std::ffi::OsString;
@@ -31,6 +32,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<trace::Module>()?;
     module.add_class::<plan::Plan>()?;
     module.add_class::<plan::Region>()?;
+    module.add_class::<variant::Variant>()?;
     module.add_class::<replay::Replay>()?;
     module.add_class::<curve::Curve>()?;
     module.add_class::<curve::CurvePoint>()?;

@@ -1,15 +1,15 @@
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rematic::{Fit, Limits, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Verdict};
+use rematic::{Bytes, Fit, Limits, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Verdict, variants_text};
 use rematic_plan::Choice;
 
 use crate::error::{exception, infeasible, warn};
 use crate::option::{self, Patterns, TableOrPath, target};
-use crate::trace::{Trace, facts};
+use crate::trace::facts;
+use crate::variant::{Traces, Variant};
 use crate::work::interruptible;
 
 /// What to drop and recompute in a step, with what was promised.
@@ -64,18 +64,30 @@ impl Plan {
         Plan { document: answer.document, text: Some(text) }
     }
 
+    /// The plan for several variants, each with its name, step and answer.
+    fn of_variants(variants: Vec<(String, &StepTrace, PlanAnswer)>) -> Option<Self> {
+        let texts: Vec<String> =
+            variants.iter().map(|(_, step, answer)| answer.report(step).text(Style::default())).collect();
+        let documents = variants.into_iter().map(|(name, step, answer)| (name, step, answer.document)).collect();
+        let document = PlanDocument::of_variants(documents)?;
+        let worst = document.worst();
+        let at = document.each().iter().position(|variant| variant.name == worst.name).unwrap_or(0);
+        Some(Plan { text: texts.get(at).map(|text| with_variants(&document, &worst, text)), document })
+    }
+
     /// What the command line says, as far as the plan alone knows it.
     fn text_without_step(&self) -> String {
-        let document = &self.document;
+        let worst = self.document.worst();
+        with_variants(&self.document, &worst, &Self::text_of(&worst))
+    }
+
+    fn text_of(document: &PlanDocument) -> String {
         let report = PlanReport {
             trace: &StepTrace::new(&document.source),
             budget: document.budget_bytes,
             baseline: document.baseline_peak_bytes,
             step: document.step_ms,
-            verdict: match self.fit() {
-                Fit::Fits => Verdict::Fits,
-                _ => Verdict::Planned(document, None),
-            },
+            verdict: if document.regions.is_empty() { Verdict::Fits } else { Verdict::Planned(document, None) },
             moments: &[],
             measured: None,
         };
@@ -83,8 +95,34 @@ impl Plan {
     }
 
     fn fit(&self) -> Fit {
-        if self.document.regions.is_empty() { Fit::Fits } else { Fit::Planned }
+        let mut variants = self.document.variants.iter();
+        let nothing = self.document.regions.is_empty() && variants.all(|variant| variant.regions.is_empty());
+        if nothing { Fit::Fits } else { Fit::Planned }
     }
+
+    /// The highest of a number over the variants.
+    fn highest(&self, bytes: impl Fn(&PlanDocument) -> Bytes) -> Bytes {
+        self.document.each().iter().map(bytes).max().unwrap_or_default()
+    }
+}
+
+/// What is said of one variant, below a table of all.
+fn with_variants(document: &PlanDocument, shown: &PlanDocument, text: &str) -> String {
+    let table = variants_text(document, Style::default());
+    if table.is_empty() { text.to_owned() } else { format!("{table}\nVariant `{}`: {text}", shown.name) }
+}
+
+/// The regions of a plan, as Python sees them.
+pub(crate) fn regions(planned: &[rematic_plan::PlannedRegion]) -> Vec<Region> {
+    let region = |region: &rematic_plan::PlannedRegion| Region {
+        module: region.module.clone(),
+        call: region.call,
+        discard: region.discard,
+        freed: region.freed_bytes.0,
+        recompute_ms: region.recompute_ms.0,
+        policy: region.policy.iter().map(|op| (op.op.clone(), op.decision == Choice::Save)).collect(),
+    };
+    planned.iter().map(region).collect()
 }
 
 #[pymethods]
@@ -117,8 +155,8 @@ impl Plan {
     }
 
     /// A Python file with a function `apply_plan(model)`, which applies the plan with torch alone.
-    fn to_python(&self) -> String {
-        rematic::plan_python(&self.document)
+    fn to_python(&self) -> PyResult<String> {
+        self.document.single().map(rematic::plan_python).map_err(exception)
     }
 
     /// `fits` (nothing to drop) or `planned`.
@@ -160,13 +198,13 @@ impl Plan {
         self.document.budget_bytes.0
     }
 
-    /// The peak under the plan, as replayed.
+    /// The peak under the plan, as replayed; of several variants the highest.
     #[getter]
     fn peak(&self) -> u64 {
-        self.document.peak_bytes.0
+        self.highest(|variant| variant.peak_bytes).0
     }
 
-    /// The peak without a plan.
+    /// The peak without a plan; of several variants the highest.
     #[getter]
     fn forward_bytes(&self) -> Option<u64> {
         self.document.forward_bytes.map(|bytes| bytes.0)
@@ -174,7 +212,13 @@ impl Plan {
 
     #[getter]
     fn baseline_peak(&self) -> u64 {
-        self.document.baseline_peak_bytes.0
+        self.highest(|variant| variant.baseline_peak_bytes).0
+    }
+
+    /// What the plan was made for, each with its own decisions; one if it was made for one step.
+    #[getter]
+    fn variants(&self) -> Vec<Variant> {
+        self.document.each().into_iter().map(Variant::of).collect()
     }
 
     /// Time of the step without recomputation.
@@ -198,25 +242,22 @@ impl Plan {
     /// The checkpointed regions, in the order of forward.
     #[getter]
     fn regions(&self) -> Vec<Region> {
-        let region = |region: &rematic_plan::PlannedRegion| Region {
-            module: region.module.clone(),
-            call: region.call,
-            discard: region.discard,
-            freed: region.freed_bytes.0,
-            recompute_ms: region.recompute_ms.0,
-            policy: region.policy.iter().map(|op| (op.op.clone(), op.decision == Choice::Save)).collect(),
-        };
-        self.document.regions.iter().map(region).collect()
+        regions(&self.document.regions)
     }
 
     fn _repr_html_(&self) -> String {
-        rematic::plan_html(&self.document)
+        rematic::variants_html(&self.document)
     }
 
     fn __repr__(&self) -> String {
-        let document = &self.document;
+        let document = self.document.worst();
         let (peak, baseline, budget) = (document.peak_bytes, document.baseline_peak_bytes, document.budget_bytes);
         match (self.fit(), document.regions.len()) {
+            (Fit::Planned, _) if !self.document.variants.is_empty() => format!(
+                "<rematic.Plan for {}: {} variants, peak {baseline} -> {peak} of {budget}>",
+                document.source,
+                self.document.variants.len() + 1
+            ),
             (Fit::Fits, _) => format!("<rematic.Plan for {}: fits as it is, {peak} of {budget}>", document.source),
             (_, regions) => format!(
                 "<rematic.Plan for {}: {regions} regions, peak {baseline} -> {peak} of {budget}, {} of recomputation>",
@@ -235,14 +276,15 @@ impl Plan {
     }
 }
 
-/// Finds what to drop and recompute so that the step fits a budget, at the least extra time.
+/// Finds what to drop and recompute so that the step, or each of several variants of it, fits a budget, at the least extra
+/// time.
 #[pyfunction]
 #[pyo3(signature = (trace, budget=None, *, device="a100-80", device_file=None, planner="exact", cost="physical",
                     cost_table=None, only=None, never=None, whole=false, world_size=1, allocator=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn plan(
     py: Python<'_>,
-    trace: &Trace,
+    trace: &Bound<'_, PyAny>,
     budget: Option<&Bound<'_, PyAny>>,
     device: &str,
     device_file: Option<PathBuf>,
@@ -255,19 +297,23 @@ pub(crate) fn plan(
     world_size: u64,
     allocator: Option<&str>,
 ) -> PyResult<Plan> {
+    let Traces { names, steps } = Traces::of(trace)?;
     let planner = option::planner(planner)?;
     let target = target(device, device_file, cost, cost_table, allocator)?;
     let budget = budget.map(option::size).transpose()?.unwrap_or(target.device.memory);
     let limits = option::limits(only, never, whole, world_size);
-    let step = Arc::clone(&trace.step);
     if let Some(warning) = target.budget_warning(budget) {
         warn(py, warning)?;
     }
-    let work = move |cancel| target.plan(&step, Limits { cancel, ..limits }, planner, budget);
-    let answer = interruptible(py, work)?.map_err(exception)?;
-    if answer.fit == Fit::Infeasible {
-        let words = answer.report(&trace.step).text(Style::default());
-        return Err(infeasible(py, &words, budget, answer.replayed.peak));
+    let given = steps.clone();
+    let work = move |cancel| target.plan_each(&given, &Limits { cancel, ..limits }, planner, budget);
+    let answers = interruptible(py, work)?.map_err(exception)?;
+    let unmet = (0..answers.len()).filter(|&at| answers[at].fit == Fit::Infeasible);
+    if let Some(at) = unmet.max_by_key(|&at| answers[at].replayed.peak) {
+        let words = answers[at].report(&steps[at]).text(Style::default());
+        let which = if names.len() > 1 { format!("Variant `{}`: ", names[at]) } else { String::new() };
+        return Err(infeasible(py, &(which + &words), budget, answers[at].replayed.peak));
     }
-    Ok(Plan::of(answer, &trace.step))
+    let variants = names.into_iter().zip(answers).zip(&steps).map(|((name, answer), step)| (name, &**step, answer));
+    Plan::of_variants(variants.collect()).ok_or_else(Traces::none)
 }

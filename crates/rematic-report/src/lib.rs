@@ -23,6 +23,7 @@ mod sparkline;
 mod stats;
 mod style;
 mod table;
+mod variants;
 
 pub use self::csv::timeline_csv;
 pub use chrome_trace::ChromeTrace;
@@ -37,3 +38,4 @@ pub use python::plan_python;
 pub use saved::{SavedPage, SavedReport};
 pub use stats::StatsReport;
 pub use style::{Style, visible};
+pub use variants::{variants_html, variants_text};

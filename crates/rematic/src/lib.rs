@@ -39,7 +39,7 @@ pub use rematic_plan::{
 pub use rematic_report::{
     ChromeTrace, CurvePoint, CurveReport, ExplanationReport, MilpReport, PlanReport, SavedPage, SavedReport,
     StatsReport, Style, Verdict, devices_json, devices_text, models_json, models_text, plan_html, plan_python,
-    timeline_csv, trace_html, visible,
+    timeline_csv, trace_html, variants_html, variants_text, visible,
 };
 pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
 pub use rematic_tradeoff::{TradeoffError, Tradeoffs};

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use rematic_cost::{Costs, Measured};
 use rematic_plan::{Limits, Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
 use rematic_report::{CurvePoint, CurveReport, PlanReport, Verdict};
@@ -119,6 +121,20 @@ impl Target {
         Ok(answer(fit, document, solution.replayed, moments, &costs))
     }
 
+    /// Plans each of several variants of a step for the same budget.
+    ///
+    /// # Errors
+    /// As [`Target::plan`].
+    pub fn plan_each(
+        &self,
+        traces: &[Arc<StepTrace>],
+        limits: &Limits,
+        planner: Planner,
+        budget: Bytes,
+    ) -> Result<Vec<PlanAnswer>, Error> {
+        traces.iter().map(|trace| self.plan(trace, limits.clone(), planner, budget)).collect()
+    }
+
     /// Plans for budgets from the step as it is down to the least that can be reached; `progress` is told after each one.
     ///
     /// # Errors
@@ -162,7 +178,7 @@ impl Target {
 
     /// A plan from a document, with what the replay says about it here.
     pub(crate) fn replayed(problem: &Problem<'_>, document: &PlanDocument, budget: Bytes) -> Result<Solution, Error> {
-        let checkpoints = document.checkpoints(problem.trace(), problem.regions())?;
+        let (_, checkpoints) = document.for_step(problem.trace(), problem.regions())?;
         let replayed = problem.replay(&checkpoints);
         let bound = problem.lower_bound(budget).unwrap_or(Millis(0.0));
         let lower_bound = Millis(bound.0.min(replayed.recompute.0));

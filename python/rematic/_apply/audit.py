@@ -41,8 +41,7 @@ Print = tuple[int, ...] | Tensor
 class Audit:
     """Fingerprints of one run of a region, and of the next."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self) -> None:
         self._first: dict[int, list[Print]] = {}
         self._again: dict[int, list[Print]] = {}
         # The first operator that does not repeat to the bit.
@@ -72,13 +71,12 @@ class Audit:
             self._eps[at] = max((torch.finfo(tensor.dtype).eps for tensor in numbers), default=0.0)
             return [_sums(tensor) for tensor in numbers]
 
-    def check(self) -> None:
-        """Compares the two."""
+    def check(self, policy: Policy) -> None:
+        """Compares the two; the policy names the operators."""
         again, self._again = self._again, {}
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             for at, prints in again.items():
                 if not self._agree(at, self._first[at], prints):
-                    policy = self._policy
                     raise AuditError(policy.module, policy.call, policy.positions[at], policy.names[at])
 
     def _agree(self, at: int, first: list[Print], again: list[Print]) -> bool:

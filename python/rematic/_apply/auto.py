@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rematic._core import Plan, PlanError, RematicWarning
+from rematic._core import Plan, PlanError, RematicWarning, Trace
 from rematic._core import plan as make_plan
 from rematic._capture.step import OptimizerChoice, capture
 
+from .batches import calls_of
 from .wrapping import apply, check_free
 
 DEFAULT_DEVICE = "a100-80"
@@ -38,6 +39,7 @@ def auto(
     loss: Callable[[Any], Tensor] | None = None,
     optimizer: OptimizerChoice = None,
     world_size: int = 1,
+    variants: Sequence[Any] | None = None,
     **kwargs: Any,
 ) -> Plan:
     """Makes one training step of `model(*args, **kwargs)` fit a memory budget: captures it, plans, and applies the plan.
@@ -47,6 +49,10 @@ def auto(
     of `capture`, `world_size` that of `plan`: devices among which parameters, gradients and optimizer state are spread. A
     step that fits as it is has a plan without regions, and nothing is applied. Raises `Infeasible` if no plan meets the
     budget.
+
+    `variants` are further batches that training meets and that run other operators: for each the arguments that differ,
+    as `variants=[{"labels": None}, last_batch]`. The plan covers them all. A batch with an `attention_mask` is captured with
+    padding and without.
     """
     check_free(getattr(model, "_orig_mod", model))
     kind = "cpu" if device == "cpu" else "cuda"
@@ -61,9 +67,16 @@ def auto(
         raise PlanError('How much memory the CPU may use is not known; give it as budget=, like "8GiB"')
     elif device is None or device == "cpu":
         device = DEFAULT_DEVICE
-    trace = capture(model, *args, loss=loss, optimizer=optimizer, device=kind, **kwargs)
+    traces: dict[str, Trace] = {}
+    known: set[bytes] = set()
+    for name, (given, named) in calls_of(model, args, kwargs, variants).items():
+        trace = capture(model, *given, loss=loss, optimizer=optimizer, device=kind, **named)
+        content = trace.to_bytes()
+        if content not in known:
+            known.add(content)
+            traces[name] = trace
     with all_of_it:
-        plan = make_plan(trace, budget, device=device, world_size=world_size)
+        plan = make_plan(traces, budget, device=device, world_size=world_size)
     apply(model, plan)
     return plan
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from .errors import Mismatch
 from .policy import UNRECORDED, Policy, name_of
 
 HINT = (
@@ -62,9 +63,33 @@ class Decisions:
         return following if [self._policy.names[at] for at in following] == replaced else []
 
 
-def compiled_contexts(policy: Policy) -> Any:
-    """What checkpointing is given while it is traced."""
-    return create_selective_checkpoint_contexts(Decisions(policy))
+class Possible:
+    """The same where it may be one of several policies: those that have other operators are out, and what one of the others
+    saves is saved."""
+
+    def __init__(self, policies: list[Policy]) -> None:
+        self._left = [Decisions(policy) for policy in policies]
+
+    def __call__(self, context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        left: list[Decisions] = []
+        decided: list[CheckpointPolicy] = []
+        mismatches: list[Mismatch] = []
+        for decisions in self._left:
+            try:
+                decided.append(decisions(context, func, *args, **kwargs))
+                left.append(decisions)
+            except Mismatch as mismatch:
+                mismatches.append(mismatch)
+        if not left:
+            raise mismatches[0]
+        self._left = left
+        saved = CheckpointPolicy.MUST_SAVE in decided
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def compiled_contexts(policies: list[Policy]) -> Any:
+    """What checkpointing is given while it is traced. The policies are those of the plan's variants."""
+    return create_selective_checkpoint_contexts(Decisions(policies[0]) if len(policies) == 1 else Possible(policies))
 
 
 def _draws(func: Any, args: Any, kwargs: Any) -> bool:

@@ -19,6 +19,7 @@ from rematic._core import PlanError
 
 from .generators import Source, set_state, source_of, state_of
 from .audit import Audit
+from .choice import Choice
 from .policy import BATCH_NORMS, DETACH, TO_COPY, UNRECORDED, Policy, name_of
 from .snapshot import Snapshot
 
@@ -34,10 +35,12 @@ ARGUMENT = object()
 class Kept:
     """What one run of a region leaves for its recomputation."""
 
-    def __init__(self, snapshot: Snapshot, parameters: list[Tensor], audit: Audit | None) -> None:
+    def __init__(self, snapshot: Snapshot, parameters: list[Tensor], policy: Policy, audit: Audit | None) -> None:
         # What it found around it.
         self.snapshot = snapshot
         self.audit = audit
+        # What was followed: what is handed back and what is recomputed goes by it.
+        self.policy = policy
         # What the region reads and an optimizer may change.
         self.parameters = parameters
         self.parameter_versions: list[int] = []
@@ -69,12 +72,15 @@ class _Follower(TorchDispatchMode):
 
     def __init__(self, policy: Policy, kept: Kept) -> None:
         super().__init__()
-        self._policy = policy
         self._kept = kept
+        self._at = 0
+        self._take(policy)
+
+    def _take(self, policy: Policy) -> None:
+        self._policy = policy
         self._ops = policy.ops
         self._plain = policy.plain
         self._count = len(policy.ops)
-        self._at = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -91,8 +97,10 @@ class _Follower(TorchDispatchMode):
 class Forward(_Follower):
     """The first run of a region."""
 
-    def __init__(self, policy: Policy, kept: Kept) -> None:
-        super().__init__(policy, kept)
+    def __init__(self, policy: Policy | Choice, kept: Kept) -> None:
+        super().__init__(policy if isinstance(policy, Policy) else policy.first, kept)
+        # Says what is followed where operators tell variants apart.
+        self._possible = policy
         # Generators that nothing but operators that draw again has moved since their state was taken.
         self._known: set[Source] = set()
         self._watched = kept.snapshot.watched
@@ -104,7 +112,7 @@ class Forward(_Follower):
             if func is DETACH or func.namespace in UNRECORDED:
                 return func(*args, **(kwargs or {}))
             if not self._policy.meets(at, func):
-                raise self._policy.mismatch(at, func)
+                self._take(self._possible.turned(at, func, self._kept))
         self._at = at + 1
         if self._watched:
             self._kept.snapshot.note_reads(args, kwargs)
@@ -123,11 +131,11 @@ class Forward(_Follower):
             kept.casts.add(at)
         if policy.draws[at]:
             source = source_of(args, kwargs)
-            if saved:
-                self._known.discard(source)
-            elif source not in self._known:
+            if source not in self._known and (not saved or policy.disputed(at)):
                 kept.states[at] = state_of(source)
                 self._known.add(source)
+            if saved:
+                self._known.discard(source)
         out = func(*args, **kwargs)
         if saved:
             written = _written(func, args, kwargs) if policy.changes[at] else ()
@@ -152,16 +160,15 @@ class Forward(_Follower):
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         super().__exit__(kind, value, traceback)
         if kind is None:
-            if self._at < self._count:
-                raise self._policy.mismatch(self._at, None)
+            self._kept.policy = self._possible.ended(self._at, self._kept)
             self._kept.close()
 
 
 class Again(_Follower):
     """A region is recomputed."""
 
-    def __init__(self, policy: Policy, kept: Kept) -> None:
-        super().__init__(policy, kept)
+    def __init__(self, kept: Kept) -> None:
+        super().__init__(kept.policy, kept)
         # The generators that were put back, and their states before.
         self._moved: dict[Source, bytes] = {}
         self._autocast = False
@@ -171,13 +178,14 @@ class Again(_Follower):
     def __enter__(self) -> Any:
         changed = self._kept.changed_parameter()
         if changed is not None:
-            module = self._policy.module
+            module = self._kept.policy.module
             raise PlanError(
                 f"A parameter of `{module}`, of shape {tuple(changed.shape)}, was changed after its forward and before its "
                 "backward, so what the plan dropped cannot be made again; call backward before the weights change, or plan "
                 f'without this module (never="{module}")'
             )
         self._at = 0
+        self._take(self._kept.policy)
         # Not to be asked inside operators: there autocast is off.
         self._autocast = any(map(torch.is_autocast_enabled, AUTOCAST))
         return super().__enter__()
@@ -188,7 +196,7 @@ class Again(_Follower):
             set_state(*self._moved.popitem())
         if self._audit is not None and not isinstance(value, PlanError):
             # Other numbers may be why something else has failed.
-            self._audit.check()
+            self._audit.check(self._policy)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         at = self._at

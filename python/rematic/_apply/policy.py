@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rematic._core import Region
 
 from .errors import Mismatch
+
+if TYPE_CHECKING:
+    from .modes import Kept
 
 aten = torch.ops.aten
 DETACH = aten.detach.default
@@ -32,15 +35,20 @@ class Policy:
     makes no memory and is left out on both sides.
     """
 
-    def __init__(self, region: Region) -> None:
-        self.module = region.module
-        self.call = region.call
-        listed = [(index, name, saved) for index, (name, saved) in enumerate(region.policy) if name != "detach.default"]
-        self.length = len(region.policy)
+    def __init__(self, module: str, call: int, decisions: list[tuple[str, bool]]) -> None:
+        self.module = module
+        self.call = call
+        listed = [(index, name, saved) for index, (name, saved) in enumerate(decisions) if name != "detach.default"]
+        self.length = len(decisions)
         self.positions = [index for index, _, _ in listed]
         self.names = [name for _, name, _ in listed]
         self.saves = [saved for _, _, saved in listed]
         self._forget_ops()
+
+    @staticmethod
+    def of(region: Region) -> Policy:
+        """What a plan decides about a region."""
+        return Policy(region.module, region.call, region.policy)
 
     def _forget_ops(self) -> None:
         # The operators themselves, which are compared faster than their names, and what must be known about them. They
@@ -68,6 +76,20 @@ class Policy:
         self.plain[at] = not (self.saves[at] or self.draws[at] or self.changes[at] or func in ACTED_ON)
         self.ops[at] = func
         return True
+
+    def disputed(self, at: int) -> bool:
+        """Whether an output that is saved may be let go of before the region is over."""
+        return False
+
+    def turned(self, at: int, func: Any, kept: Kept) -> Policy:
+        """What is followed from here on, where another operator runs than this policy has."""
+        raise self.mismatch(at, func)
+
+    def ended(self, at: int, kept: Kept) -> Policy:
+        """What was followed, where nothing more runs."""
+        if at < len(self.names):
+            raise self.mismatch(at, None)
+        return self
 
     def mismatch(self, at: int, func: Any, *, again: bool = False, hint: str = "") -> Mismatch:
         """The error that another operator runs, or none any more."""

@@ -17,9 +17,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rematic._capture.cache import caching_configs, without_cache
+from rematic._capture.signature import Signature
 from rematic._core import Plan, PlanError
 
 from .audit import Audit
+from .choice import Choice
 from .compiled import compiled_contexts
 from .errors import Mismatch
 from .forwards import Forwards
@@ -28,6 +30,7 @@ from .places import Places, places_of
 from .policy import Policy
 from .promise import Promise
 from .snapshot import Call, Snapshot, anchors
+from .variants import Variants
 
 # How many steps are audited unless another number is given.
 AUDITED_STEPS = 3
@@ -44,8 +47,11 @@ class Wrapper:
         self.root = root
         # A forward that somebody else has put into the instance.
         self.previous: Callable[..., Any] | None = module.__dict__.get("forward")
-        self.policies: dict[int, Policy] = {}
+        # By the number of the call, and by the variant.
+        self.policies: dict[int, dict[int, Policy]] = {}
         self.calls = 0
+        # Where the module is, if the step calls it by itself and not from another; empty for the model.
+        self.entry: str | None = None
         # What a call finds around it, known when the first is checkpointed.
         self._modules: list[tuple[str, nn.Module]] | None = None
         self._places = Places()
@@ -68,31 +74,37 @@ class Wrapper:
         # A forward that runs again during backward is part of the call that it repeats.
         if not torch.compiler.is_compiling() and _graph_task() != -1:
             return self.plain(*args, **kwargs)
-        if self is self.root.wrapper and not self.root.running:
-            return self.root.run(args, kwargs)
+        if self.entry is not None and not self.root.running:
+            return self.root.run(self, self.entry, args, kwargs)
         return self.run(args, kwargs)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call, checkpointed if the plan says so."""
         call = self.calls
         self.calls = call + 1
-        policy = self.policies.get(call)
-        if policy is None or not torch.is_grad_enabled() or self.root.rests():
+        planned = self.policies.get(call)
+        if planned is None or not torch.is_grad_enabled() or self.root.rests() or self.root.inside:
             return self.plain(*args, **kwargs)
         if not self.root.running:
+            module = next(iter(planned.values())).module
             raise PlanError(
-                f"`{policy.module}` was called by itself, not by the model that the plan was applied to, so which of its "
-                "calls this is cannot be told; call the model, or apply a plan to the module that training calls"
+                f"`{module}` was called by itself, not by the model that the plan was applied to, so which of its "
+                "calls this is cannot be told; call the model, capture the step as it runs with rematic.capture_step (of a "
+                "Lightning module, one that calls its training_step), or apply a plan to the module that training calls"
             )
         if torch.compiler.is_compiling():
             return checkpoint(
                 self.plain,
                 *args,
                 use_reentrant=False,
-                context_fn=functools.partial(compiled_contexts, policy),
+                context_fn=functools.partial(compiled_contexts, list(planned.values())),
                 **kwargs,
             )
+        policy = self.root.variants.choice(planned)
+        if policy is None:
+            return self.plain(*args, **kwargs)
         modes = _count_modes()
+        self.root.inside = True
         try:
             return self._checkpointed(policy, args, kwargs)
         except Exception as error:
@@ -102,19 +114,22 @@ class Wrapper:
             if isinstance(error, Mismatch):
                 self._explain(error)
             raise
+        finally:
+            self.root.inside = False
 
-    def _checkpointed(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _checkpointed(self, policy: Policy | Choice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        first = policy if isinstance(policy, Policy) else policy.first
         if self._modules is None:
-            self._modules = list(self.module.named_modules(prefix=policy.module))
+            self._modules = list(self.module.named_modules(prefix=first.module))
             self._places = places_of(module for _, module in self._modules)
         snapshot = Snapshot(self._modules, self._places, args, kwargs)
-        kept = Kept(snapshot, list(self.module.parameters()), self.root.audit(policy))
+        kept = Kept(snapshot, list(self.module.parameters()), first, Audit() if self.root.audits else None)
         return checkpoint(
             Call(self.plain, snapshot, args, kwargs),
             *anchors(args, kwargs),
             use_reentrant=False,
             preserve_rng_state=False,  # the modes do, for what is drawn again
-            context_fn=lambda: (Forward(policy, kept), Again(policy, kept)),
+            context_fn=lambda: (Forward(policy, kept), Again(kept)),
         )
 
     def _explain(self, mismatch: Mismatch) -> None:
@@ -140,49 +155,77 @@ class Root:
         # A model that evaluates is not checkpointed, unless its plan was put onto it in that state.
         self.trains = model.training
         self.running = False
+        # Whether a checkpointed module runs. Those inside it are those of other variants.
+        self.inside = False
         self.forwards = Forwards(model, plan)
+        self.variants = Variants(plan)
         self.wrapper = Wrapper(model, self)
+        self.wrapper.entry = ""
         self.wrappers = [self.wrapper]
         self.caching = caching_configs(model)
 
-    def audit(self, policy: Policy) -> Audit | None:
-        """What compares a region's two runs, in the first steps."""
-        return Audit(policy) if self.audits else None
+    def wrapper_at(self, path: str) -> Wrapper | None:
+        """The wrapper of a module, made if there is none yet. None if there is no such module."""
+        module = self.model
+        for name in filter(None, path.split(".")):
+            child = module._modules.get(name)
+            if child is None:
+                return None
+            module = child
+        for wrapper in self.wrappers:
+            if wrapper.module is module:
+                return wrapper
+        self.wrappers.append(Wrapper(module, self))
+        return self.wrappers[-1]
 
     def rests(self) -> bool:
         """Whether the model evaluates."""
         return self.trains and not self.model.training
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One forward of the model. Calls are counted from the first forward of a step to its last."""
+    def run(self, wrapper: Wrapper, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One forward of the model, or of a part that the step calls by itself. Calls are counted from the first forward of a
+        step to its last."""
         trains = torch.is_grad_enabled() and not self.rests()
-        counts = self.forwards.has(trains)
+        counts = self.forwards.has(trains, path)
         if self.forwards.next == 0:
             self._count_anew()
         promise = self.promise if trains and self.forwards.next == 0 else None
         before = [wrapper.calls for wrapper in self.wrappers]
         self.running = True
+        forward = self.forwards.next
         try:
             with (
                 without_cache(self.caching if trains and "use_cache" not in kwargs else ()),
+                self._telling(wrapper, args, kwargs),
                 promise.watching((args, kwargs)) if promise is not None else contextlib.nullcontext(),
             ):
-                out = self.wrapper.run(args, kwargs)
+                out = wrapper.run(args, kwargs)
             if not counts:
-                for wrapper, calls in zip(self.wrappers, before, strict=True):
-                    wrapper.calls = calls
+                for counted, calls in zip(self.wrappers, before, strict=True):
+                    counted.calls = calls
             elif self.forwards.advance():
-                for wrapper in self.wrappers:
-                    self._check_calls(wrapper)
+                for counted in self.wrappers:
+                    self._check_calls(counted)
                 self._count_anew()
                 self.audits = max(0, self.audits - trains)
-        except BaseException:
+        except BaseException as error:
             self.forwards.restart()
             self._count_anew()
+            if isinstance(error, Mismatch) and not torch.compiler.is_compiling():
+                error.add(self.variants.unlike(wrapper.module, forward, args, kwargs))
             raise
         finally:
             self.running = False
         return out
+
+    def _telling(
+        self, wrapper: Wrapper, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> contextlib.AbstractContextManager[None]:
+        """While it is entered, what runs tells which variant it is."""
+        if not self.variants.several or torch.compiler.is_compiling():
+            return contextlib.nullcontext()
+        given = Signature.of(wrapper.module, args, kwargs)
+        return self.variants.telling(self.forwards.next, given, opens=wrapper.entry == self.forwards.paths[0])
 
     def _count_anew(self) -> None:
         for wrapper in self.wrappers:
@@ -190,8 +233,10 @@ class Root:
 
     def _check_calls(self, wrapper: Wrapper) -> None:
         # A module that is skipped (stochastic depth) takes no memory.
-        for call, policy in wrapper.policies.items():
-            if 0 < wrapper.calls <= call:
+        for call, planned in wrapper.policies.items():
+            policies = [planned.get(variant) for variant in self.variants.possible]
+            policy = policies[0]
+            if policy is not None and all(policies) and 0 < wrapper.calls <= call:
                 count = self.forwards.count
                 forwards = "one forward of the model calls it" if count == 1 else f"{count} forwards of the model call it"
                 raise PlanError(
@@ -220,23 +265,26 @@ def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
         )
     model = getattr(model, "_orig_mod", model)
     check_free(model)
-    modules = dict(model.named_modules())
     root = Root(model, plan, audit)
-    by_module = {id(model): root.wrapper}
-    for region in plan.regions:
+    regions = [(at, region) for at, variant in enumerate(plan.variants) for region in variant.regions]
+    for variant, region in regions:
         # Paths begin with the class of the model, which sharding changes.
-        module = modules.get(region.module.partition(".")[2])
-        if module is None:
+        wrapper = root.wrapper_at(region.module.partition(".")[2])
+        if wrapper is None:
             raise PlanError(
                 f"The plan is for another model, {plan.source}: it checkpoints `{region.module}`, and this "
                 f"{type(model).__name__} has no such module; capture and plan this one"
             )
-        wrapper = by_module.get(id(module))
-        if wrapper is None:
-            wrapper = by_module[id(module)] = Wrapper(module, root)
-            root.wrappers.append(wrapper)
-        wrapper.policies[region.call] = Policy(region)
-    if plan.regions:
+        wrapper.policies.setdefault(region.call, {})[variant] = Policy.of(region)
+    for path in root.forwards.paths:
+        entered = root.wrapper_at(path)
+        if entered is None:
+            raise PlanError(
+                f"The plan is for another model, {plan.source}: its step calls `{path}`, and this {type(model).__name__} has no "
+                "such module; capture and plan this one"
+            )
+        entered.entry = path
+    if regions:
         for wrapper in root.wrappers:
             wrapper.module.__dict__["forward"] = wrapper
 

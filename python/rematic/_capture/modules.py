@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,16 +14,23 @@ from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
 from .recorder import Recorder
+from .signature import Signature
 from .trees import device_tensors, map_tensors
 
 _graph_task = torch._C._current_graph_task_id
 
 _GLOBAL_HOOKS = (modules._global_forward_pre_hooks, modules._global_forward_hooks)
 
-# A fact of the trace if a step calls the model several times: its forwards in order, which train or rest, and where the
-# optimizer steps between them.
+# A fact of the trace if a step calls the model several times, or parts of it by themselves: these forwards in order, which
+# train or rest, with a part's path, and where the optimizer steps between them.
 FORWARDS = "forwards"
 TRAIN, REST, STEP = "train", "rest", "step"
+
+
+def forward_word(trains: bool, path: str) -> str:
+    """A forward in that fact: of the model, `train`; of a part, `train:encoder`."""
+    kind = TRAIN if trains else REST
+    return f"{kind}:{urllib.parse.quote(path, safe='.')}" if path else kind
 
 
 class ModuleTree:
@@ -33,12 +41,14 @@ class ModuleTree:
         self.rows: list[dict[str, Any]] = []
         self.row_of: dict[int, int] = {}
         self.paths: list[str] = []
+        self.modules: list[nn.Module] = []
         self._add(model, type(model).__name__, None, recorder)
 
     def _add(self, module: nn.Module, name: str, parent: int | None, recorder: Recorder) -> None:
         if id(module) in self.row_of:
             return  # a module that stands in two places is listed where it is met first
         index = self.row_of[id(module)] = len(self.rows)
+        self.modules.append(module)
         row: dict[str, Any] = {"name": name, "class": type(module).__name__, "parent": parent}
         self.paths.append(name if parent is None else f"{self.paths[parent]}.{name}")
         for kind, category, tensors in (
@@ -79,6 +89,8 @@ class CallWatch:
         self.first_exit: int | None = None
         self._trains = tree.model.training
         self.forwards: list[str] = []
+        # What each of them is given.
+        self.inputs: list[str] = []
         # The innermost module in which something failed.
         self.failed: str | None = None
 
@@ -142,8 +154,9 @@ class CallWatch:
             restore()
 
     def _enter(self, row: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        if row == 0:
-            self._begin_forward()
+        if not self._recorder.call_stack:
+            self._begin_forward(row)
+            self.inputs.append(str(Signature.of(self._tree.modules[row], args, kwargs)))
         inputs = device_tensors(args)
         number = self._recorder.enter(row, inputs, device_tensors(kwargs) if kwargs else [])
         events = self._recorder.events
@@ -164,11 +177,12 @@ class CallWatch:
             self._open_ended.append(number)
         return number
 
-    def _begin_forward(self) -> None:
+    def _begin_forward(self, row: int) -> None:
         if self.forwards and self._recorder.after_optimizer:
             self.forwards.append(STEP)
         evaluates = self._trains and not self._tree.model.training
-        self.forwards.append(TRAIN if torch.is_grad_enabled() and not evaluates else REST)
+        trains = torch.is_grad_enabled() and not evaluates
+        self.forwards.append(forward_word(trains, self._tree.paths[row].partition(".")[2]))
 
     def _exit(self, number: int, result: Any) -> None:
         outputs = device_tensors(result)

@@ -314,11 +314,14 @@ class Recorder(TorchDispatchMode):
     def _stand_in(self, tensor: Tensor) -> Tensor:
         if self.replica is None or tensor.is_meta:
             return tensor
+        known = len(self.replica.values)
         self._quiet = True
         try:
             made = self.replica.tensor(tensor)
         finally:
             self._quiet = False
+        for stand_in, value in self.replica.values[known:]:
+            self.values.know(stand_in, value)
         real = self._storages.get(tensor.untyped_storage()._cdata)
         storage = made.untyped_storage()
         if real is not None and storage._cdata not in self._storages:

@@ -27,11 +27,12 @@ from .bystanders import untouched
 from .cache import caching_configs, without_cache
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, user_line
-from .modules import FORWARDS, CallWatch, GradientWatch, ModuleTree
+from .modules import FORWARDS, TRAIN, CallWatch, GradientWatch, ModuleTree
 from .recorder import Recorder
 from .replica import Replica
 from .routing import DEVICES, as_on
 from .shapes import ListKernels
+from .signature import INPUTS, NEXT
 from .trees import tensors_in
 
 __all__ = ["OptimizerChoice", "capture", "capture_step", "document", "document_of_step"]
@@ -334,8 +335,11 @@ class _Attempt:
     def _facts(self, calls: CallWatch) -> list[list[str]]:
         facts = [["device", self.device], ["torch", torch.__version__.split("+")[0]]]
         facts.append(["optimizer", type(self.optimizer).__name__.lower() if self.optimizer else "none"])
-        if len(calls.forwards) > 1:
+        if calls.forwards not in ([], [TRAIN]):
             facts.append([FORWARDS, " ".join(calls.forwards)])
+        if any(calls.inputs):
+            alike = len(set(calls.inputs)) == 1
+            facts.append([INPUTS, calls.inputs[0] if alike else NEXT.join(calls.inputs)])
         return facts
 
 

@@ -108,6 +108,43 @@ pub enum DocumentError {
         /// Which call.
         call: usize,
     },
+    /// Variants in a version that has none.
+    #[error("{} is not valid: it has variants, which version {found} of the format has not; plan again", path.display())]
+    VariantsVersion {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        found: u32,
+    },
+    /// Two variants of one name.
+    #[error("{} is not valid: two of its variants are called `{name}`; plan again", path.display())]
+    SameName {
+        /// The file.
+        path: PathBuf,
+        /// The name.
+        name: String,
+    },
+    /// Several variants, where one is followed.
+    #[error(
+        "the plan has several variants, {names}, and a Python file follows one; train with rematic.apply, or plan for one \
+         of them alone"
+    )]
+    Variants {
+        /// Their names.
+        names: String,
+    },
+    /// A step that none of the variants is for.
+    #[error(
+        "the plan is for other steps, of {planned}: this one is none of its variants, {names}{why}; plan again with this one"
+    )]
+    NoVariant {
+        /// The model that the plan says it is for.
+        planned: String,
+        /// Their names.
+        names: String,
+        /// What differs from the first; may be empty.
+        why: String,
+    },
     /// A module that the model does not have, or that cannot be checkpointed.
     #[error(
         "the plan is for another step, of {planned}: it checkpoints call {call} (from 0) of `{module}`, of which this step has \

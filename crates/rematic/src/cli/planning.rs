@@ -175,6 +175,9 @@ pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
     let target = arguments.limits.step.target()?;
     let trace = read(&arguments.limits.step.source)?;
     let document = PlanDocument::read(&arguments.plan).map_err(Error::from)?;
+    if arguments.emit.is_some() {
+        document.single().map_err(Error::from)?;
+    }
     let mut limits = limits(&arguments.limits);
     if arguments.limits.world_size.is_none() {
         limits.world_size = document.world_size;
