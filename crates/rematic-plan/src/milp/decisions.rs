@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use rematic_memory::Checkpoint;
-use rematic_tradeoff::Tradeoffs;
+use rematic_tradeoff::{Tradeoffs, Writes, nearest_saved};
 
 use super::MilpPlan;
 use crate::policy::nearest_policy;
@@ -33,6 +33,7 @@ impl Problem<'_> {
         let discards: HashMap<&str, f64> =
             plan.choices.iter().map(|choice| (choice.fqn.as_str(), choice.discard)).collect();
         let regions = self.regions.all();
+        let writes = Writes::new(self.trace);
         let mut checkpoints: Vec<Checkpoint> = Vec::new();
         // A region stands before those inside it.
         let mut behind = 0;
@@ -45,8 +46,11 @@ impl Problem<'_> {
             behind = facts.ops.end;
             let policy = nearest_policy(&tradeoff.stats, 1.0 - discard)?;
             let decided = facts.decided_ops(self.trace).zip(policy);
-            let saved = decided.filter(|(_, decision)| *decision == Decision::Save).map(|(op, _)| op).collect();
-            checkpoints.push(Checkpoint { region, saved });
+            let saved: Vec<_> = decided.filter(|(_, decision)| *decision == Decision::Save).map(|(op, _)| op).collect();
+            // Torch's statistics know nothing of what happens behind the region, and do not see every operator.
+            if let Some(saved) = nearest_saved(self.trace, &writes, &regions[region], &saved) {
+                checkpoints.push(Checkpoint { region, saved });
+            }
         }
         let replayed = self.replay(&checkpoints);
         Ok(Solution { checkpoints, replayed, lower_bound: plan.lower_bound })
