@@ -44,7 +44,7 @@ from rematic._core import (
     signatures,
 )
 
-from rematic._apply.errors import Mismatch
+from rematic._apply.errors import AuditError, Mismatch
 
 if TYPE_CHECKING:
     from rematic._apply.auto import auto
@@ -64,6 +64,7 @@ _WITH_TORCH = {
 }
 
 __all__ = [
+    "AuditError",
     "CaptureError",
     "CostTable",
     "Curve",

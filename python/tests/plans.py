@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import queue
 from collections import Counter
 from collections.abc import Callable
 from fnmatch import fnmatch
@@ -170,11 +171,16 @@ class Runs:
     """Counts how often a module's own forward runs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module]) -> None:
-        self.count = 0
+        # A number would be put back after each recomputation.
+        self._runs: queue.SimpleQueue[None] = queue.SimpleQueue()
         forward = kind.forward
 
         def counted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self.count += 1
+            self._runs.put(None)
             return forward(module, *args, **kwargs)
 
         monkeypatch.setattr(kind, "forward", counted)
+
+    @property
+    def count(self) -> int:
+        return self._runs.qsize()

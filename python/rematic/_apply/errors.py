@@ -51,6 +51,34 @@ class Mismatch(PlanError):
         self.args = (f"{self} {words}",)
 
 
+class AuditError(PlanError):
+    """An operator made other numbers when it ran again, so that gradients would be wrong. They were not computed."""
+
+    module: str
+    """The checkpointed module."""
+    call: int
+    """Which of its calls in the step; the first is 0."""
+    position: int
+    """The position in the region's policy of the first operator that differs."""
+    op: str
+    """The operator."""
+
+    def __init__(self, module: str, call: int, position: int, op: str) -> None:
+        super().__init__(
+            f"`{module}` (call {call}) made other numbers when it ran again: operator {position} (`{op}`) is the first whose "
+            "result differs. It reads something that has changed since its first run and cannot be put back, such as memory "
+            "that is written outside of PyTorch, a file, a clock, or a generator of random numbers of another library; "
+            f'leave that as it is until backward is over, or plan without this module (never="{module}")'
+        )
+        self.module = module
+        self.call = call
+        self.position = position
+        self.op = op
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AuditError, (self.module, self.call, self.position, self.op)
+
+
 def _again(args: tuple[Any, ...], state: dict[str, Any]) -> Mismatch:
     """The error as it was, in another process."""
     error = Mismatch.__new__(Mismatch)

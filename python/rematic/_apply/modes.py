@@ -15,10 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rematic._capture.trees import tensors_in
 from rematic._core import PlanError
 
 from .generators import Source, set_state, source_of, state_of
+from .audit import Audit
 from .policy import BATCH_NORMS, DETACH, TO_COPY, UNRECORDED, Policy, name_of
+from .snapshot import Snapshot
 
 # Where the operators of batch norm take the running statistics, and whether they train.
 STATISTICS, TRAINING = slice(3, 5), 5
@@ -32,7 +35,10 @@ ARGUMENT = object()
 class Kept:
     """What one run of a region leaves for its recomputation."""
 
-    def __init__(self, parameters: list[Tensor]) -> None:
+    def __init__(self, snapshot: Snapshot, parameters: list[Tensor], audit: Audit | None) -> None:
+        # What it found around it.
+        self.snapshot = snapshot
+        self.audit = audit
         # What the region reads and an optimizer may change.
         self.parameters = parameters
         self.parameter_versions: list[int] = []
@@ -49,6 +55,7 @@ class Kept:
         """The region has run. What it changed in place itself is as it should be; from now on nothing may change it."""
         self.versions = {at: _versions(value) for at, value in self.values.items()}
         self.parameter_versions = [parameter._version for parameter in self.parameters]
+        self.snapshot.close()
 
     def changed_parameter(self) -> Tensor | None:
         """One that was changed since."""
@@ -89,6 +96,8 @@ class Forward(_Follower):
         super().__init__(policy, kept)
         # Generators that nothing but operators that draw again has moved since their state was taken.
         self._known: set[Source] = set()
+        self._watched = kept.snapshot.watched
+        self._audit = kept.audit
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         at = self._at
@@ -98,9 +107,21 @@ class Forward(_Follower):
             if not self._policy.meets(at, func):
                 raise self._policy.mismatch(at, func)
         self._at = at + 1
+        if self._watched:
+            self._note_reads((args, kwargs))
         if self._plain[at]:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        return self._run(at, func, args, kwargs or {})
+            out = func(*args, **kwargs) if kwargs else func(*args)
+        else:
+            out = self._run(at, func, args, kwargs or {})
+        if self._audit is not None and not self._policy.saves[at]:
+            self._audit.first(at, func, out)
+        return out
+
+    def _note_reads(self, value: Any) -> None:
+        for tensor in tensors_in(value):
+            storage = tensor.untyped_storage()._cdata
+            if storage in self._watched:
+                self._kept.snapshot.read(storage)
 
     def _run(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
         policy, kept = self._policy, self._kept
@@ -151,6 +172,8 @@ class Again(_Follower):
         # The generators that were put back, and their states before.
         self._moved: dict[Source, bytes] = {}
         self._autocast = False
+        self._suspects = kept.snapshot.suspects
+        self._audit = kept.audit
 
     def __enter__(self) -> Any:
         changed = self._kept.changed_parameter()
@@ -170,6 +193,9 @@ class Again(_Follower):
         super().__exit__(kind, value, traceback)
         while self._moved:
             set_state(*self._moved.popitem())
+        if self._audit is not None and not isinstance(value, PlanError):
+            # Other numbers may be why something else has failed.
+            self._audit.check()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         at = self._at
@@ -181,9 +207,28 @@ class Again(_Follower):
         elif func is TO_COPY and self._casts_anew(at, func, args):
             return func(*args, **(kwargs or {}))
         self._at = at + 1
+        if self._suspects and not self._policy.saves[at]:
+            self._check_reads(at, func, args, kwargs)
         if self._plain[at]:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        return self._run(at, func, args, kwargs or {})
+            out = func(*args, **kwargs) if kwargs else func(*args)
+        else:
+            out = self._run(at, func, args, kwargs or {})
+        if self._audit is not None and not self._policy.saves[at]:
+            self._audit.again(at, func, out)
+        return out
+
+    def _check_reads(self, at: int, func: Any, args: Any, kwargs: Any) -> None:
+        if func in BATCH_NORMS and args[TRAINING]:
+            args = (*args[: STATISTICS.start], *args[STATISTICS.stop :])
+        for tensor in tensors_in((args, kwargs)):
+            wrong = self._suspects.get(tensor.untyped_storage()._cdata)
+            if wrong is not None:
+                policy = self._policy
+                raise PlanError(
+                    f"Operator {policy.positions[at]} (`{policy.names[at]}`) of `{policy.module}` is run again by the plan and "
+                    f"reads {wrong}, so it would not make what it made before; leave it as it is until backward is over, or "
+                    f'plan without this module (never="{policy.module}")'
+                )
 
     def _run(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
         if self._policy.saves[at]:

@@ -18,11 +18,17 @@ from torch.utils.checkpoint import checkpoint
 from rematic._capture.cache import caching_configs, without_cache
 from rematic._core import Plan, PlanError
 
+from .audit import Audit
 from .compiled import compiled_contexts
 from .errors import Mismatch
 from .forwards import Forwards
 from .modes import Again, Forward, Kept
+from .places import Places, places_of
 from .policy import Policy
+from .snapshot import Snapshot
+
+# How many steps are audited unless another number is given.
+AUDITED_STEPS = 3
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -38,6 +44,12 @@ class Wrapper:
         self.previous: Callable[..., Any] | None = module.__dict__.get("forward")
         self.policies: dict[int, Policy] = {}
         self.calls = 0
+        # What a call finds around it, known when the first is checkpointed.
+        self._modules: list[tuple[str, nn.Module]] | None = None
+        self._places = Places()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_modules": None, "_places": Places()}
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -49,11 +61,6 @@ class Wrapper:
         if self.previous is not None:
             return self.previous(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
-
-    def named(self, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
-        """The same; the last positional arguments are keywords."""
-        count = len(args) - len(names)
-        return self.plain(*args[:count], **dict(zip(names, args[count:], strict=True)), **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A forward that runs again during backward is part of the call that it repeats.
@@ -95,18 +102,19 @@ class Wrapper:
             raise
 
     def _checkpointed(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Only among positional arguments does checkpointing look for the device that autocast is for, and for changes
-        # in place.
-        names = tuple(name for name, value in kwargs.items() if isinstance(value, Tensor))
-        rest = {name: value for name, value in kwargs.items() if name not in names}
+        if self._modules is None:
+            self._modules = list(self.module.named_modules(prefix=policy.module))
+            self._places = places_of(module for _, module in self._modules)
+        snapshot = Snapshot(self._modules, self._places, args, kwargs)
+        kept = Kept(snapshot, list(self.module.parameters()), self.root.audit(policy))
+        # All tensors among the arguments as positional ones: only there does checkpointing look for the device that
+        # autocast is for, and for changes in place.
         return checkpoint(
-            functools.partial(self.named, names),
-            *args,
-            *(kwargs[name] for name in names),
+            Call(self.plain, snapshot, args, kwargs),
+            *snapshot.leaves,
             use_reentrant=False,
             preserve_rng_state=False,  # the modes do, for what is drawn again
-            context_fn=functools.partial(_contexts, policy, list(self.module.parameters())),
-            **rest,
+            context_fn=lambda: (Forward(policy, kept), Again(policy, kept)),
         )
 
     def _explain(self, mismatch: Mismatch) -> None:
@@ -121,16 +129,33 @@ class Wrapper:
                 return
 
 
-def _contexts(policy: Policy, parameters: list[Tensor]) -> tuple[Forward, Again]:
-    kept = Kept(parameters)
-    return Forward(policy, kept), Again(policy, kept)
+class Call:
+    """A call of a module: with its arguments as they are the first time, and as they were then when it runs again."""
+
+    def __init__(
+        self, forward: Callable[..., Any], snapshot: Snapshot, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._forward = forward
+        self._snapshot = snapshot
+        self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
+
+    def __call__(self, *leaves: Tensor) -> Any:
+        if self._given is not None:
+            args, kwargs = self._given
+            # They must not outlive the call: a list goes on to grow.
+            self._given = None
+            return self._forward(*args, **kwargs)
+        with self._snapshot.restored(leaves) as (again, keywords):
+            return self._forward(*again, **keywords)
 
 
 class Root:
     """The model that a plan is applied to, with its wrapped modules."""
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, audit: int) -> None:
         self.model = model
+        # How many steps are still audited.
+        self.audits = audit
         # A model that evaluates is not checkpointed, unless its plan was put onto it in that state.
         self.trains = model.training
         self.running = False
@@ -138,6 +163,10 @@ class Root:
         self.wrapper = Wrapper(model, self)
         self.wrappers = [self.wrapper]
         self.caching = caching_configs(model)
+
+    def audit(self, policy: Policy) -> Audit | None:
+        """What compares a region's two runs, in the first steps."""
+        return Audit(policy) if self.audits else None
 
     def rests(self) -> bool:
         """Whether the model evaluates."""
@@ -161,6 +190,7 @@ class Root:
                 for wrapper in self.wrappers:
                     self._check_calls(wrapper)
                 self._count_anew()
+                self.audits = max(0, self.audits - trains)
         except BaseException:
             self.forwards.restart()
             self._count_anew()
@@ -185,7 +215,7 @@ class Root:
                 )
 
 
-def apply(model: nn.Module, plan: Plan) -> None:
+def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
     """Makes a model follow a plan: its chosen modules drop activations and recompute them, as the plan says operator by
     operator.
 
@@ -193,7 +223,11 @@ def apply(model: nn.Module, plan: Plan) -> None:
     plan for one forward of the model is followed by each; a plan for a step with several is followed by one after the
     other, and from the first again after the last and after the optimizer's step. Without gradients, and when the model
     evaluates, nothing is checkpointed. `remove` takes the plan off.
+
+    In the first `audit` steps, what is recomputed is compared with what was dropped, and `AuditError` names the first operator
+    that gave other numbers; this costs a pass over every recomputed tensor, in forward and in backward.
     """
+    check_audit(audit)
     if not isinstance(model, nn.Module) or not isinstance(plan, Plan):
         raise TypeError(
             f"apply takes a model and a plan, not {type(model).__name__} and {type(plan).__name__}; plan with rematic.plan, or "
@@ -202,7 +236,7 @@ def apply(model: nn.Module, plan: Plan) -> None:
     model = getattr(model, "_orig_mod", model)
     check_free(model)
     modules = dict(model.named_modules())
-    root = Root(model, plan)
+    root = Root(model, plan, audit)
     by_module = {id(model): root.wrapper}
     for region in plan.regions:
         # Paths begin with the class of the model, which sharding changes.
@@ -220,6 +254,12 @@ def apply(model: nn.Module, plan: Plan) -> None:
     if plan.regions:
         for wrapper in root.wrappers:
             wrapper.module.__dict__["forward"] = wrapper
+
+
+def check_audit(audit: Any) -> None:
+    """Refuses what is no number of steps."""
+    if not isinstance(audit, int) or isinstance(audit, bool) or audit < 0:
+        raise PlanError(f"`audit` is how many steps are compared with what was dropped, 0 or more, not {audit!r}")
 
 
 def remove(model: nn.Module) -> None:
