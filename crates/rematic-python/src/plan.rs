@@ -67,8 +67,10 @@ impl Plan {
     /// What the command line says, as far as the plan alone knows it.
     fn text_without_step(&self) -> String {
         let document = &self.document;
+        let mut trace = StepTrace::new(&document.source);
+        trace.facts.clone_from(&document.facts);
         let report = PlanReport {
-            trace: &StepTrace::new(&document.source),
+            trace: &trace,
             budget: document.budget_bytes,
             baseline: document.baseline_peak_bytes,
             step: document.step_ms,
