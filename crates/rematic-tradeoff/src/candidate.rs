@@ -124,6 +124,11 @@ impl<'a> Candidates<'a> {
         Inside { trace: self.trace, region, lifetimes: &self.lifetimes, next_exit }
     }
 
+    /// Whether what an operator saves is still waited for when the step is over.
+    fn outlives_step(&self, op: OpId) -> bool {
+        !self.trace.saves(self.trace.op(op)).is_empty() && self.lifetimes.unsaved(op) == self.trace.events().len()
+    }
+
     /// Whether a region that ends before this one counts what keeping the storage costs. If both are checkpointed it must
     /// not count twice.
     fn counted_before(&self, region: &Region, storage: StorageId) -> bool {
@@ -143,9 +148,12 @@ impl<'a> Candidates<'a> {
         false
     }
 
-    /// Looks at one region, in time linear in its events. `None` if it cannot be checkpointed, because of what is changed in
-    /// place ([`bundles`]).
+    /// Looks at one region, in time linear in its events. `None` if it cannot be checkpointed: because of what is changed in
+    /// place ([`bundles`]), or because a part of its graph outlives the step, and with it all that checkpointing keeps.
     pub fn candidate(&mut self, region: &Region, pricing: Pricing) -> Option<Candidate> {
+        if region.ops.clone().map(OpId::new).any(|op| self.outlives_step(op)) {
+            return None;
+        }
         let bundles = bundles(self.trace, &self.writes, region)?;
         let mut holds = std::mem::take(&mut self.holds);
         let inside = self.inside(region);

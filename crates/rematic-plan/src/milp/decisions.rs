@@ -40,8 +40,9 @@ impl Problem<'_> {
         for (facts, tradeoff) in tradeoffs.iter() {
             let Some(discard) = discards.get(self.trace.path(facts.module).as_str()) else { continue };
             // Modules do not contain each other, but a call may lie in one of another module. And where backward needs
-            // nothing of a call, there is nothing to recompute.
-            let region = regions.iter().position(|region| region.call == facts.call);
+            // nothing of a call, there is nothing to recompute. Some calls cannot be checkpointed where others can.
+            let node = self.nodes.iter().find(|node| regions[node.region].call == facts.call);
+            let region = node.map(|node| node.region);
             let Some(region) = region.filter(|_| facts.ops.start >= behind) else { continue };
             behind = facts.ops.end;
             let policy = nearest_policy(&tradeoff.stats, 1.0 - discard)?;
