@@ -45,7 +45,9 @@ class Keeping(nn.Module):
 class Model(nn.Module):
     def __init__(self, what: str) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Keeping(what) for _ in range(LAYERS))
+        # A layer whose graph outlives the step is not checkpointed: the others are.
+        others = "nothing" if what == "unused" else what
+        self.layers = nn.ModuleList(Keeping(what if not layer else others) for layer in range(LAYERS))
         self.head = nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), nn.Tanh(), nn.Linear(8 * WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
