@@ -323,7 +323,7 @@ fn nodes(
     let mut nodes: Vec<Node> = Vec::new();
     for (index, region) in regions.all().iter().enumerate().filter(|(index, _)| allowed[*index]) {
         limits.cancel.check();
-        let mut candidate = candidates.candidate(region, pricing);
+        let Some(mut candidate) = candidates.candidate(region, pricing) else { continue };
         if limits.whole {
             candidate = candidate.whole();
         }

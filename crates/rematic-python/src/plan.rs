@@ -82,8 +82,10 @@ impl Plan {
     }
 
     fn text_of(document: &PlanDocument) -> String {
+        let mut trace = StepTrace::new(&document.source);
+        trace.facts.clone_from(&document.facts);
         let report = PlanReport {
-            trace: &StepTrace::new(&document.source),
+            trace: &trace,
             budget: document.budget_bytes,
             baseline: document.baseline_peak_bytes,
             step: document.step_ms,

@@ -1,6 +1,7 @@
 //! Renders results as text, JSON, a page of HTML, Python, a Chrome trace and CSV. Pure: the same input gives the same
 //! bytes, and nothing is printed here.
 
+mod assumed;
 mod chrome_trace;
 mod comparison;
 mod csv;

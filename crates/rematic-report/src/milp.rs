@@ -4,6 +4,7 @@ use rematic_cost::Measured;
 use rematic_plan::{MilpChoice, MilpOutcome, PlanDocument, PlannedMoment, PlannedRegion, Replayed};
 use rematic_trace::{Bytes, Millis, StepTrace};
 
+use crate::assumed::assumed_text;
 use crate::comparison::comparison;
 use crate::json::json;
 use crate::measured::{measured_json, measured_text};
@@ -117,7 +118,7 @@ impl<'a> MilpReport<'a> {
                 text += &regions::table(rows, style);
             }
         }
-        text + &measured_text(self.measured)
+        text + &assumed_text(self.trace) + &measured_text(self.measured)
     }
 
     /// What was replayed: the plan, or the step as it is.

@@ -6,6 +6,7 @@ use rematic_plan::{CategoryBytes, PlanDocument, PlannedMoment, Replayed};
 use rematic_trace::{Bytes, Millis, StepTrace};
 use serde::Serialize;
 
+use crate::assumed::assumed_text;
 use crate::comparison::comparison;
 use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
@@ -160,7 +161,7 @@ impl PlanReport<'_> {
             }
             Verdict::Planned(plan, at) => self.planned(&mut text, plan, *at, style),
         }
-        text + &measured_text(self.measured)
+        text + &assumed_text(self.trace) + &measured_text(self.measured)
     }
 
     fn planned(&self, text: &mut String, plan: &PlanDocument, at: Option<Ran>, style: Style) {

@@ -4,12 +4,11 @@ use rematic_cost::Costs;
 use rematic_memory::{Ledger, Region, Regions, births};
 use rematic_trace::{Bytes, Event, Millis, OpId, StepTrace, StorageId};
 
-use crate::Lifetimes;
+use crate::{Bundle, Fate, Lifetimes, Writes, bundles};
 
 /// Operators of a region that are saved or recomputed together.
 ///
-/// Most are single operators. Random operators of a region go together, because they share one generator; an operator
-/// that changes a tensor in place goes with the one that made it, and with those that read it before.
+/// Most are single operators; [`bundles`] says what joins them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item {
     /// The operators, as distances from the first one of the region.
@@ -30,11 +29,13 @@ pub struct Candidate {
     pub kept_inputs: Bytes,
     /// What is freed between its forward and its backward if as little as possible is saved.
     pub droppable: Bytes,
-    /// What must be recomputed whatever the policy: operators that cannot be saved.
+    /// What must be recomputed whatever the policy: operators that cannot be saved, and those whose outputs are changed in
+    /// place after the region has returned.
     pub fixed_time: Millis,
     /// What can be saved; views cost nothing and are always recomputed, and so is what recomputation never reaches.
     pub items: Vec<Item>,
-    /// Saved under every policy: operators that change memory from outside the region cannot run twice.
+    /// Saved under every policy: operators that change memory from outside the region, and cannot run twice, and those that
+    /// read such memory as it is not any more when the region runs again.
     pub always_saved: Vec<usize>,
     /// The most bytes made inside it that are alive at once while it runs again, whatever was saved.
     pub rebuilt: Bytes,
@@ -89,6 +90,7 @@ pub struct Candidates<'a> {
     costs: &'a Costs,
     regions: &'a Regions,
     lifetimes: Lifetimes,
+    writes: Writes,
     /// Positions of the events with which modules return.
     exits: Vec<usize>,
     /// Storages that regions beside each other read: which of them keeps one is not known before the plan is.
@@ -112,14 +114,19 @@ impl<'a> Candidates<'a> {
         }
         let is_exit = |event: &Event| matches!(event, Event::Exit(_));
         let exits = trace.events().iter().enumerate().filter(|(_, event)| is_exit(event)).map(|(at, _)| at).collect();
-        let (lifetimes, holds) = (Lifetimes::new(trace), vec![0; count]);
-        Candidates { trace, ledger, costs, regions, lifetimes, exits, shared, holds }
+        let (lifetimes, writes, holds) = (Lifetimes::new(trace), Writes::new(trace), vec![0; count]);
+        Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds }
     }
 
     fn inside<'b>(&'b self, region: &'b Region) -> Inside<'b> {
         let next = self.exits.partition_point(|exit| *exit <= region.events.end);
         let next_exit = self.exits.get(next).copied().unwrap_or(usize::MAX).min(region.trigger);
         Inside { trace: self.trace, region, lifetimes: &self.lifetimes, next_exit }
+    }
+
+    /// Whether what an operator saves is still waited for when the step is over.
+    fn outlives_step(&self, op: OpId) -> bool {
+        !self.trace.saves(self.trace.op(op)).is_empty() && self.lifetimes.unsaved(op) == self.trace.events().len()
     }
 
     /// Whether a region that ends before this one counts what keeping the storage costs. If both are checkpointed it must
@@ -141,8 +148,13 @@ impl<'a> Candidates<'a> {
         false
     }
 
-    /// Looks at one region, in time linear in its events.
-    pub fn candidate(&mut self, region: &Region, pricing: Pricing) -> Candidate {
+    /// Looks at one region, in time linear in its events. `None` if it cannot be checkpointed: because of what is changed in
+    /// place ([`bundles`]), or because a part of its graph outlives the step, and with it all that checkpointing keeps.
+    pub fn candidate(&mut self, region: &Region, pricing: Pricing) -> Option<Candidate> {
+        if region.ops.clone().map(OpId::new).any(|op| self.outlives_step(op)) {
+            return None;
+        }
+        let bundles = bundles(self.trace, &self.writes, region)?;
         let mut holds = std::mem::take(&mut self.holds);
         let inside = self.inside(region);
         let until = inside.until(pricing);
@@ -151,7 +163,7 @@ impl<'a> Candidates<'a> {
         let mut always_saved = Vec::new();
         let mut always_kept = Bytes(0);
         let mut settled = region.events.end;
-        for (ops, forced) in inside.groups() {
+        for Bundle { ops, fate } in bundles {
             let mut bytes = Bytes(0);
             let mut time = Millis(0.0);
             let mut makes_something = false;
@@ -161,7 +173,7 @@ impl<'a> Candidates<'a> {
                     makes_something = true;
                     // What outlives the region anyway costs nothing to keep while it does.
                     let released = inside.released(storage);
-                    if released < until {
+                    if released < until && fate != Fate::Recompute {
                         bytes += self.ledger.footprint(storage);
                         settled = settled.max(released);
                     }
@@ -170,10 +182,10 @@ impl<'a> Candidates<'a> {
                     time += self.costs.time(id);
                 }
             }
-            if forced {
+            if fate == Fate::Store {
                 always_saved.extend(ops);
                 always_kept += bytes;
-            } else if !makes_something {
+            } else if !makes_something || fate == Fate::Recompute {
                 fixed_time += time;
             } else if time.0 > 0.0 {
                 items.push(Item { ops, bytes, time });
@@ -202,7 +214,7 @@ impl<'a> Candidates<'a> {
         }
         let rebuilt = inside.rebuilt(self.ledger, &savable, &mut holds);
         self.holds = holds;
-        Candidate { held_by_autograd, kept_inputs, droppable, fixed_time, items, always_saved, rebuilt, settled }
+        Some(Candidate { held_by_autograd, kept_inputs, droppable, fixed_time, items, always_saved, rebuilt, settled })
     }
 }
 
@@ -281,53 +293,6 @@ impl Inside<'_> {
         self.trace.storages()[storage.index()].birth.is_some_and(|birth| self.region.contains(birth))
     }
 
-    /// Operators that can be saved, in groups, and whether a group must be saved. Views and what recomputation never
-    /// reaches are left out.
-    fn groups(&self) -> Vec<(Vec<usize>, bool)> {
-        let start = self.region.ops.start;
-        let mut group_of: Vec<usize> = (0..self.region.ops.len()).collect();
-        let mut forced = vec![false; group_of.len()];
-        let mut first_random = None;
-        for id in self.ops() {
-            let (op, at) = (self.trace.op(id), id.index() - start);
-            if op.flags.random {
-                let first = *first_random.get_or_insert(at);
-                join(&mut group_of, first, at);
-            }
-            for &storage in self.trace.mutates(op) {
-                match self.trace.storages()[storage.index()].birth {
-                    Some(birth) if self.region.contains(birth) => join(&mut group_of, birth.index() - start, at),
-                    _ => forced[at] = true,
-                }
-                // What reads it before it changes cannot run again on what is kept: that has changed.
-                for earlier in self.ops().take_while(|earlier| *earlier < id) {
-                    let reader = self.trace.op(earlier);
-                    if !reader.flags.view && self.trace.inputs(reader).iter().any(|tensor| tensor.storage == storage) {
-                        join(&mut group_of, earlier.index() - start, at);
-                    }
-                }
-            }
-        }
-        let mut groups: Vec<(Vec<usize>, bool)> = Vec::new();
-        let mut place: Vec<Option<usize>> = vec![None; group_of.len()];
-        for (at, &must) in forced.iter().enumerate() {
-            let id = OpId::new(start + at);
-            let op = self.trace.op(id);
-            let head = find(&mut group_of, at);
-            let alone = head == at && !must;
-            if op.flags.view || op.flags.host || alone && !self.region.reaches(id) && !op.flags.random {
-                continue;
-            }
-            let index = *place[head].get_or_insert_with(|| {
-                groups.push((Vec::new(), false));
-                groups.len() - 1
-            });
-            groups[index].0.push(at);
-            groups[index].1 |= must;
-        }
-        groups
-    }
-
     /// Bytes that only the region's own operators hold for autograd when its backward begins.
     fn held_by_autograd(&self, ledger: &Ledger) -> Bytes {
         let mut storages: Vec<StorageId> = self
@@ -389,19 +354,4 @@ impl Inside<'_> {
         }
         Bytes(most)
     }
-}
-
-fn find(group_of: &mut [usize], at: usize) -> usize {
-    let mut head = at;
-    while group_of[head] != head {
-        head = group_of[head];
-    }
-    group_of[at] = head;
-    head
-}
-
-fn join(group_of: &mut [usize], first: usize, second: usize) {
-    let (first, second) = (find(group_of, first), find(group_of, second));
-    let (low, high) = (first.min(second), first.max(second));
-    group_of[high] = low;
 }

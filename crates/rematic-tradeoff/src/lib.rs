@@ -23,6 +23,7 @@
 //! # Ok::<(), rematic_tradeoff::TradeoffError>(())
 //! ```
 
+mod bundle;
 mod candidate;
 mod curve;
 mod error;
@@ -34,7 +35,9 @@ mod order;
 mod sac_region;
 mod sac_stats;
 mod tradeoff;
+mod writes;
 
+pub use bundle::{Bundle, bundles, nearest_saved};
 pub use candidate::{Candidate, Candidates, Item, Pricing};
 pub use curve::{DISCARD_OFFSET, TradeoffCurve};
 pub use error::TradeoffError;
@@ -46,3 +49,4 @@ pub use order::{GreedyOrder, Msps};
 pub use sac_region::{ALWAYS_SKIPPED, SacFacts, SacRegion};
 pub use sac_stats::SacStats;
 pub use tradeoff::{SEGMENTS, Tradeoff, Tradeoffs};
+pub use writes::Writes;

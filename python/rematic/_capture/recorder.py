@@ -132,6 +132,14 @@ class Recorder(TorchDispatchMode):
         """Whether an ordinary reference to the storage is left."""
         return row not in self._drops
 
+    def unreleased(self) -> dict[int, set[int]]:
+        """Storages that autograd still holds, by operator: backward has not gone through this part of the graph."""
+        return {op: {row for row, _ in self.ops[op]["saves"]} for op in self._holds}
+
+    def op_of(self, node: Any) -> int | None:
+        """The operator that a node of the graph differentiates."""
+        return self._nodes.op(node._sequence_nr())
+
     def _dropped(self, ref: StorageRef) -> None:
         del self._storages[ref.address]
         self._drop(ref.row)
@@ -162,10 +170,7 @@ class Recorder(TorchDispatchMode):
             return tensor
         number = self._nodes.saving()
         row = self._storages.get(tensor.untyped_storage()._cdata)
-        if row is None:
-            row_id = self.storage_before_step(tensor, "other")
-        else:
-            row_id = row.row
+        row_id = self.storage_before_step(tensor, "other") if row is None else row.row
         layout = (tensor.dtype, tensor.shape, tensor.stride())
         op = self._nodes.op(number)
         requires_grad = tensor.requires_grad

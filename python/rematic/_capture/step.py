@@ -23,6 +23,7 @@ from rematic._core import RematicWarning, Trace
 from rematic._apply.wrapping import check_free
 
 from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer
+from .attributes import AttributeWatch, rows_of
 from .bystanders import untouched
 from .cache import caching_configs, without_cache
 from .devices import Elsewhere
@@ -264,10 +265,11 @@ class _Attempt:
                     recorder.storage_before_step(parameter.grad, "gradient")
             calls = CallWatch(tree, recorder)
             gradients = GradientWatch(self.model, recorder)
+            attributes = AttributeWatch(self.model, recorder)
             for tensor, value in self.replica.values:
                 recorder.values.know(tensor, value)
             try:
-                with calls.watching(), gradients.watching(), recorder.saving(), _eagerly(), self._elsewhere(), recorder:
+                with calls.watching(), gradients.watching(), attributes.watching(), self._recording(recorder):
                     output = step(self.model, self.optimizer, self.inputs)
             except UnknownValue as error:
                 raise _unknown_value(error, calls) from error
@@ -282,7 +284,7 @@ class _Attempt:
                     "Backward gave no parameter a gradient; check requires_grad of the model's parameters, and that "
                     "the step calls backward"
                 )
-            events = _with_previous(recorder, calls, gradients.rows)
+            events = _with_previous(recorder, calls, gradients.rows, attributes, output)
             self._note_untrained(gradients)
             self._note_gradients()
             del output
@@ -299,6 +301,11 @@ class _Attempt:
             "ops": recorder.ops,
             "events": [event for event in events if event is not None],
         }
+
+    @contextlib.contextmanager
+    def _recording(self, recorder: Recorder) -> Iterator[None]:
+        with recorder.saving(), _eagerly(), self._elsewhere(), recorder:
+            yield
 
     def _elsewhere(self) -> contextlib.AbstractContextManager[Any]:
         # It takes time at every call of torch, and only tensors that are not there yet need it.
@@ -343,17 +350,28 @@ class _Attempt:
         return facts
 
 
-def _with_previous(recorder: Recorder, calls: CallWatch, kept: set[int]) -> list[dict[str, Any] | None]:
-    """What the step made and leaves alive, but for gradients, the previous step has left too: it goes when forward is
-    over and the loop's variable takes the new output."""
-    left = [
-        row
-        for row, (_, category, birth) in enumerate(recorder.storages)
-        if birth is not None and category in ("activation", "temp") and row not in kept and recorder.is_alive(row)
-    ]
-    drops: list[dict[str, Any] | None] = [{"drop": recorder.add_previous(recorder.storages[row][0])} for row in left]
-    at = len(recorder.events) if calls.first_exit is None else calls.first_exit
-    return recorder.events[:at] + drops + recorder.events[at:]
+def _with_previous(
+    recorder: Recorder, calls: CallWatch, gradients: set[int], attributes: AttributeWatch, output: Any
+) -> list[dict[str, Any] | None]:
+    """What the step made and leaves alive, but for gradients, the previous step has left too. What modules keep goes when
+    it is replaced; all else when forward is over and the loop's variable takes the new output."""
+    forward_over = len(recorder.events) if calls.first_exit is None else calls.first_exit
+    waiting = recorder.unreleased()
+    returned = rows_of(output, recorder, waiting)
+    replaced = {row: at for row, at in attributes.rows(waiting).items() if row not in returned}
+    waited_for = set().union(*waiting.values())
+    drops: dict[int, list[dict[str, Any] | None]] = {}
+    for row, (size, category, birth) in enumerate(recorder.storages[:]):
+        is_left = recorder.is_alive(row) or row in waited_for
+        if birth is None or category not in ("activation", "temp") or row in gradients or not is_left:
+            continue
+        drops.setdefault(replaced.get(row, forward_over), []).append({"drop": recorder.add_previous(size)})
+    events: list[dict[str, Any] | None] = []
+    begin = 0
+    for at in sorted(drops):
+        events += recorder.events[begin:at] + drops[at]
+        begin = at
+    return events + recorder.events[begin:]
 
 
 def _explained(error: Exception, recorder: Recorder, calls: CallWatch) -> CaptureError:

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use rematic_memory::Checkpoint;
-use rematic_tradeoff::Tradeoffs;
+use rematic_tradeoff::{Tradeoffs, Writes, nearest_saved};
 
 use super::MilpPlan;
 use crate::policy::nearest_policy;
@@ -33,20 +33,25 @@ impl Problem<'_> {
         let discards: HashMap<&str, f64> =
             plan.choices.iter().map(|choice| (choice.fqn.as_str(), choice.discard)).collect();
         let regions = self.regions.all();
+        let writes = Writes::new(self.trace);
         let mut checkpoints: Vec<Checkpoint> = Vec::new();
         // A region stands before those inside it.
         let mut behind = 0;
         for (facts, tradeoff) in tradeoffs.iter() {
             let Some(discard) = discards.get(self.trace.path(facts.module).as_str()) else { continue };
             // Modules do not contain each other, but a call may lie in one of another module. And where backward needs
-            // nothing of a call, there is nothing to recompute.
-            let region = regions.iter().position(|region| region.call == facts.call);
+            // nothing of a call, there is nothing to recompute. Some calls cannot be checkpointed where others can.
+            let node = self.nodes.iter().find(|node| regions[node.region].call == facts.call);
+            let region = node.map(|node| node.region);
             let Some(region) = region.filter(|_| facts.ops.start >= behind) else { continue };
             behind = facts.ops.end;
             let policy = nearest_policy(&tradeoff.stats, 1.0 - discard)?;
             let decided = facts.decided_ops(self.trace).zip(policy);
-            let saved = decided.filter(|(_, decision)| *decision == Decision::Save).map(|(op, _)| op).collect();
-            checkpoints.push(Checkpoint { region, saved });
+            let saved: Vec<_> = decided.filter(|(_, decision)| *decision == Decision::Save).map(|(op, _)| op).collect();
+            // Torch's statistics know nothing of what happens behind the region, and do not see every operator.
+            if let Some(saved) = nearest_saved(self.trace, &writes, &regions[region], &saved) {
+                checkpoints.push(Checkpoint { region, saved });
+            }
         }
         let replayed = self.replay(&checkpoints);
         Ok(Solution { checkpoints, replayed, lower_bound: plan.lower_bound })

@@ -21,13 +21,15 @@ impl Plans {
         let regions = problem.regions();
         let ledger = Ledger::new(trace, limits.allocator).sharded(limits.world_size);
         let mut look = Candidates::new(trace, regions, &ledger, costs);
-        let candidates: Vec<Candidate> = regions
+        let candidates: Vec<Option<Candidate>> = regions
             .all()
             .iter()
             .map(|region| look.candidate(region, Pricing::Low))
-            .map(|candidate| if limits.whole { candidate.whole() } else { candidate })
+            .map(|candidate| if limits.whole { candidate.map(Candidate::whole) } else { candidate })
             .collect();
-        if candidates.iter().any(|candidate| candidate.items.len() > 12) || count(regions, &candidates, 0) > most {
+        if candidates.iter().flatten().any(|candidate| candidate.items.len() > 12)
+            || count(regions, &candidates, 0) > most
+        {
             return None;
         }
         let mut plans = Plans(Vec::new());
@@ -36,7 +38,13 @@ impl Plans {
         Some(plans)
     }
 
-    fn extend(&mut self, problem: &Problem<'_>, candidates: &[Candidate], at: usize, chosen: &mut Vec<Checkpoint>) {
+    fn extend(
+        &mut self,
+        problem: &Problem<'_>,
+        candidates: &[Option<Candidate>],
+        at: usize,
+        chosen: &mut Vec<Checkpoint>,
+    ) {
         let Some(region) = problem.regions().all().get(at) else {
             let replayed = problem.replay(chosen);
             self.0.push((replayed.peak.0, replayed.recompute.0, chosen.clone()));
@@ -44,7 +52,7 @@ impl Plans {
         };
         self.extend(problem, candidates, at + 1, chosen);
         let next = next(problem.regions(), at);
-        let Candidate { items, always_saved, .. } = &candidates[at];
+        let Some(Candidate { items, always_saved, .. }) = &candidates[at] else { return };
         for policy in 0..1_usize << items.len() {
             let picked = items.iter().enumerate().filter(|(item, _)| policy >> item & 1 == 1);
             let ops = picked.flat_map(|(_, item)| &item.ops).chain(always_saved);
@@ -98,11 +106,11 @@ fn next(regions: &Regions, at: usize) -> usize {
     (at + 1..regions.all().len()).find(|&index| !inside(index)).unwrap_or(regions.all().len())
 }
 
-fn count(regions: &Regions, candidates: &[Candidate], at: usize) -> usize {
+fn count(regions: &Regions, candidates: &[Option<Candidate>], at: usize) -> usize {
     if at >= candidates.len() {
         return 1;
     }
-    let policies = 1_usize << candidates[at].items.len();
+    let policies = candidates[at].as_ref().map_or(0, |candidate| 1_usize << candidate.items.len());
     let with = policies.saturating_mul(count(regions, candidates, next(regions, at)));
     count(regions, candidates, at + 1).saturating_add(with)
 }
