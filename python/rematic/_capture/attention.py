@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from .hollow import Hollow
 
 aten: Any = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -58,6 +61,16 @@ def _takes_efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, group
         and q.size(3) % alignment == 0
         and v.size(3) % alignment == 0
     )
+
+
+def _with_batch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Queries, keys and values of three dimensions are those of a batch of one."""
+    if not q.dim() == k.dim() == v.dim() == 3:
+        return q, k, v, mask
+    q, k, v = (tensor.unsqueeze(0) for tensor in (q, k, v))
+    while mask is not None and 2 <= mask.dim() < 4:
+        mask = mask.unsqueeze(0)
+    return q, k, v, mask
 
 
 def _as_bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -118,18 +131,18 @@ def attention_on_cpu(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    bias = _as_bias(attn_mask, query.dtype)
-    takes_flash = (
-        dropout_p == 0.0
-        and query.dtype in (torch.float64, torch.float32, *HALF)
-        and not (attn_mask is not None and attn_mask.requires_grad)
-        and _is_plain_attention(query, key, value, enable_gqa)
-        and query.size(3) == key.size(3) == value.size(3)
+    q, k, v, mask = _with_batch(query, key, value, attn_mask)
+    given = [None if tensor is None else Hollow(tensor, tensor.requires_grad) for tensor in (q, k, v, mask)]
+    choice = aten._fused_sdp_choice.default._op_dk(
+        torch._C.DispatchKey.CPU, *given, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-    if takes_flash:
-        return aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale
+    bias = _as_bias(mask, q.dtype)
+    if choice == SDPBackend.FLASH_ATTENTION.value:
+        out = aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, dropout_p, is_causal, attn_mask=bias, scale=scale
         )[0]
-    return aten._scaled_dot_product_attention_math(
-        query, key, value, bias, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )[0]
+    else:
+        out = aten._scaled_dot_product_attention_math(
+            q, k, v, bias, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    return out if q is query else out.squeeze(0)

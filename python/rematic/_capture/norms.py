@@ -1,4 +1,4 @@
-"""Normalisation as on CUDA: cuDNN's batch norm, the fused RMS norm; and group norm with mixed types."""
+"""Normalisation as on CUDA (cuDNN's batch norm, the fused RMS norm) and as on the CPU; group norm with mixed types."""
 
 from __future__ import annotations
 
@@ -100,14 +100,91 @@ def fused_rms_norm_backward_meta(
     return d_input, d_weight
 
 
+def _statistics_dtype(input: Tensor, *parameters: Tensor | None) -> torch.dtype:
+    """Statistics are kept in the type of the parameters where that is wider."""
+    is_mixed = any(given is not None and given.dtype != input.dtype for given in parameters)
+    return torch.float32 if is_mixed else input.dtype
+
+
+def _like_formatted(tensor: Tensor) -> Tensor:
+    """An output in the memory format that a tensor suggests."""
+    return torch.empty_like(tensor, memory_format=torch._prims_common.suggest_memory_format(tensor))
+
+
+def _like_contiguous(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def batch_norm_on_cpu_meta(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = _statistics_dtype(input, weight, bias, running_mean, running_var)
+    size = input.size(1) if training else 0
+    statistics = [torch.empty(size, dtype=dtype, device="meta") for _ in range(2)]
+    return _like_formatted(input), statistics[0], statistics[1]
+
+
+def batch_norm_backward_on_cpu_meta(
+    gradient: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    training: bool,
+    eps: float,
+    mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    dtype = input.dtype if weight is None else weight.dtype
+    d_input = _like_formatted(input) if mask[0] else None
+    d_weight, d_bias = (
+        torch.empty(input.size(1), dtype=dtype, device="meta") if wanted else None for wanted in mask[1:]
+    )
+    return d_input, d_weight, d_bias
+
+
+def layer_norm_on_cpu_meta(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    outer = input.dim() - len(normalized_shape)
+    shape = [*input.shape[:outer], *(1 for _ in normalized_shape)]
+    dtype = _statistics_dtype(input, weight, bias)
+    statistics = [torch.empty(shape, dtype=dtype, device="meta") for _ in range(2)]
+    return _like_contiguous(input), statistics[0], statistics[1]
+
+
+def layer_norm_backward_on_cpu_meta(
+    gradient: Tensor,
+    input: Tensor,
+    normalized_shape: list[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    d_input = _like_contiguous(input) if mask[0] else None
+    d_weight, d_bias = (
+        _like_contiguous(given) if wanted and given is not None else None
+        for given, wanted in zip((weight, bias), mask[1:], strict=True)
+    )
+    return d_input, d_weight, d_bias
+
+
 def group_norm_meta(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, hw: int, group: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Torch's own overlooks that statistics are kept in the type of the parameters where that is wider."""
-    given = weight if weight is not None else bias
-    dtype = input.dtype if given is None or given.dtype == input.dtype else torch.float32
+    dtype = _statistics_dtype(input, weight, bias)
     statistics = [torch.empty(n, group, dtype=dtype, device="meta") for _ in range(2)]
-    return torch.empty_like(input), statistics[0], statistics[1]
+    return _like_formatted(input), statistics[0], statistics[1]
 
 
 def group_norm_backward_meta(
@@ -123,6 +200,6 @@ def group_norm_backward_meta(
     mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     dtype = input.dtype if weight is None else weight.dtype
-    d_input = torch.empty_like(input) if mask[0] else None
+    d_input = _like_formatted(input) if mask[0] else None
     d_weight, d_bias = (torch.empty(c, dtype=dtype, device="meta") if wanted else None for wanted in mask[1:])
     return d_input, d_weight, d_bias

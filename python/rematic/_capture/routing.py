@@ -14,12 +14,18 @@ from torch import Tensor
 
 from .attention import attention_on_cpu, attention_on_cuda
 from .autocast import Autocast, Kernel
+from .convolution import CPU_CONVOLUTIONS, CUDA_CONVOLUTIONS, Convolutions
+from .layouts import layout_kernels
 from .norms import (
+    batch_norm_backward_on_cpu_meta,
+    batch_norm_on_cpu_meta,
     batch_norm_on_cuda,
     fused_rms_norm_backward_meta,
     fused_rms_norm_meta,
     group_norm_backward_meta,
     group_norm_meta,
+    layer_norm_backward_on_cpu_meta,
+    layer_norm_on_cpu_meta,
     rms_norm_on_cuda,
 )
 
@@ -80,21 +86,36 @@ CUDA: dict[str, Kernel] = {
     "log_softmax.int": _log_softmax_on_cuda,
     "one_hot": _one_hot_on_cuda,
 }
+
+
+def _convolutions(of: Convolutions) -> dict[str, Kernel]:
+    return {"convolution": of.forward, "convolution_backward": of.backward}
+
+
 META: dict[str, Kernel] = {
     "native_group_norm": group_norm_meta,
     "native_group_norm_backward": group_norm_backward_meta,
 }
 CUDA_META: dict[str, Kernel] = {
     **META,
+    **_convolutions(CUDA_CONVOLUTIONS),
     "_fused_rms_norm": fused_rms_norm_meta,
     "_fused_rms_norm_backward": fused_rms_norm_backward_meta,
+}
+CPU_META: dict[str, Kernel] = {
+    **META,
+    **_convolutions(CPU_CONVOLUTIONS),
+    "native_batch_norm": batch_norm_on_cpu_meta,
+    "native_batch_norm_backward": batch_norm_backward_on_cpu_meta,
+    "native_layer_norm": layer_norm_on_cpu_meta,
+    "native_layer_norm_backward": layer_norm_backward_on_cpu_meta,
 }
 CPU: dict[str, Kernel] = {
     "scaled_dot_product_attention": attention_on_cpu,
     "one_hot": _one_hot_on_cpu,
 }
 DEVICES = {"cuda": CUDA, "cpu": CPU}
-META_KERNELS = {"cuda": CUDA_META, "cpu": META}
+META_KERNELS = {"cuda": CUDA_META, "cpu": CPU_META}
 
 
 @contextlib.contextmanager
@@ -107,7 +128,7 @@ def as_on(device: str) -> Iterator[None]:
             warnings.simplefilter("ignore")
             for name, kernel in DEVICES[device].items():
                 library.impl(name, kernel, "AutogradMeta")
-            for name, kernel in META_KERNELS[device].items():
+            for name, kernel in {**layout_kernels(device), **META_KERNELS[device]}.items():
                 # `library.impl` refuses: on other devices than CUDA some are taken apart.
                 assert library.m is not None
                 library.m.impl(name, "Meta", kernel, False)
