@@ -25,14 +25,17 @@ from rematic._apply.wrapping import check_free
 from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer
 from .bystanders import untouched
 from .cache import caching_configs, without_cache
+from .contents import META_INPUT
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, user_line
+from .literals import Literals
 from .modules import FORWARDS, CallWatch, GradientWatch, ModuleTree
 from .recorder import Recorder
 from .replica import Replica
 from .routing import DEVICES, as_on
 from .shapes import ListKernels
 from .trees import tensors_in
+from .values import Values
 
 __all__ = ["OptimizerChoice", "capture", "capture_step", "document", "document_of_step"]
 
@@ -202,6 +205,7 @@ class _Attempt:
         self.device = device
         self.replica = Replica()
         self.model = self.replica.model(model)
+        self._of_model = len(self.replica.values)
         self.inputs = self.replica.inputs(*inputs)
         with as_on(device):
             self.optimizer = self._optimizer(optimizer)
@@ -263,10 +267,14 @@ class _Attempt:
                     recorder.storage_before_step(parameter.grad, "gradient")
             calls = CallWatch(tree, recorder)
             gradients = GradientWatch(self.model, recorder)
-            for tensor, value in self.replica.values:
-                recorder.values.know(tensor, value)
+            self._know_values(recorder.values)
             try:
-                with calls.watching(), gradients.watching(), recorder.saving(), _eagerly(), self._elsewhere(), recorder:
+                with contextlib.ExitStack() as stack:
+                    for watching in (
+                        calls.watching(), gradients.watching(), recorder.saving(), _eagerly(), self._elsewhere(),
+                        Literals(recorder.values, self.device), recorder,
+                    ):  # fmt: skip
+                        stack.enter_context(watching)
                     output = step(self.model, self.optimizer, self.inputs)
             except UnknownValue as error:
                 raise _unknown_value(error, calls) from error
@@ -298,6 +306,17 @@ class _Attempt:
             "ops": recorder.ops,
             "events": [event for event in events if event is not None],
         }
+
+    def _know_values(self, values: Values) -> None:
+        of_model, of_inputs = self.replica.values[: self._of_model], self.replica.values[self._of_model :]
+        for tensor, value in of_model:
+            if not value.requires_grad:
+                values.know(tensor, value)
+        for tensor, value in of_inputs:
+            values.know(tensor, value, META_INPUT)
+        for parameter in self.model.parameters():
+            # A buffer may be a view of one.
+            values.forget(parameter.untyped_storage())
 
     def _elsewhere(self) -> contextlib.AbstractContextManager[Any]:
         # It takes time at every call of torch, and only tensors that are not there yet need it.
@@ -373,9 +392,8 @@ def _unknown_value(error: UnknownValue, calls: CallWatch) -> UnknownValue:
     line = user_line(error)
     at = f"\n  at {line}" if line else ""
     return UnknownValue(
-        f"{error}.{where}{at}\n"
-        "Give real inputs on the CPU if it depends on them alone, or change the model so that shapes and branches do "
-        "not hang on computed values."
+        f"{error}.{where}{at}\n{error.remedy}",
+        error.remedy,
     )
 
 
