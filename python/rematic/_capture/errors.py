@@ -22,6 +22,10 @@ class CaptureError(RematicError):
 class UnknownValue(CaptureError):
     """A model looks at the value of a tensor that has none here."""
 
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
 
 def user_line(error: BaseException) -> str | None:
     """The innermost line outside torch and this package that led to the error, as `file:line: code`."""

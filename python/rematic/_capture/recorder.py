@@ -55,7 +55,7 @@ class Recorder(TorchDispatchMode):
         self._counts_host = counts_host
         # Numbers read inside a module or the optimizer steer the step; elsewhere they are logged.
         self.values = Values(lambda: bool(self.call_stack) or self.in_optimizer)
-        self._shapes = Shapes(self.values.run)
+        self._shapes = Shapes(self.values)
         self.names: list[str] = []
         self.layouts: list[list[Any]] = []
         self.calls: list[dict[str, Any]] = []
@@ -280,6 +280,8 @@ class Recorder(TorchDispatchMode):
                     ref = self._storages.get(storage._cdata)
                     if ref is None:
                         self._foreigners = True
+                        if item.is_meta:
+                            self.values.meet(storage)
                         row = self._add_storage(storage, "other", None)
                     else:
                         row = ref.row
@@ -319,14 +321,13 @@ class Recorder(TorchDispatchMode):
     def _stand_in(self, tensor: Tensor) -> Tensor:
         if self.replica is None or tensor.is_meta:
             return tensor
-        known = len(self.replica.values)
         self._quiet = True
         try:
             made = self.replica.tensor(tensor)
         finally:
             self._quiet = False
-        for stand_in, value in self.replica.values[known:]:
-            self.values.know(stand_in, value)
+        if not isinstance(tensor, torch.nn.Parameter):
+            self.values.know(made, tensor)
         real = self._storages.get(tensor.untyped_storage()._cdata)
         storage = made.untyped_storage()
         if real is not None and storage._cdata not in self._storages:

@@ -14,9 +14,6 @@ from .errors import CaptureError
 from .operators import Facts
 from .trees import map_tensors, tensors_in
 
-# Integers up to this many elements keep their values, for models that look at them.
-MAX_VALUES = 1 << 22
-
 
 class Replica:
     """Tensors on the meta device that stand for the user's: one for each tensor, one storage for each storage."""
@@ -25,6 +22,7 @@ class Replica:
         self._storages: dict[int, torch.UntypedStorage] = {}
         # Holds the user's tensors, so that no address is used again while this lives.
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
+        # Those that are no weights, with what they stand for.
         self.values: list[tuple[Tensor, Tensor]] = []
         # What the storages of the user's model hold, for errors.
         self._parameters: dict[int, str] = {}
@@ -56,8 +54,8 @@ class Replica:
         else:
             made.requires_grad_(original.requires_grad)
         self._tensors[id(original)] = (original, made)
-        if not original.is_meta and not original.is_floating_point() and original.numel() <= MAX_VALUES:
-            self.values.append((made, original.detach()))
+        if not isinstance(original, nn.Parameter):
+            self.values.append((made, original))
         return made
 
     def check_foreigners(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> None:

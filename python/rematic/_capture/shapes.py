@@ -6,7 +6,6 @@ What a kernel makes depends on nothing but the layouts of its tensors and its ot
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .trees import tensors_in
-from .values import MAX_FLOATS, READERS
+from .values import READERS, Values
 
 Layout = tuple[torch.dtype, torch.Size, tuple[int, ...]]
 
@@ -24,8 +23,8 @@ _SAME = object()
 class Shapes:
     """Runs operators, and makes the outputs of those that have run before without running them."""
 
-    def __init__(self, run: Callable[[Any, Any, Any], Any]) -> None:
-        self._run = run
+    def __init__(self, values: Values) -> None:
+        self._values = values
         self._known: dict[Any, Any] = {}
         self._kinds: dict[Any, int] = {}
 
@@ -34,21 +33,25 @@ class Shapes:
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _kind(func)
-        if kind == _OVERWRITES_LIST and layouts:
+        if kind == _OVERWRITES_LIST and layouts and args[0][0].is_meta:
             # Nothing but values changes, and the kernel would visit every tensor to find that out.
+            self._values.follow(func, args, kwargs, None)
             return None
         if kind == _PLAIN and layouts:
             key = (func, tuple([layout for _, layout in layouts]), _frozen(args), _frozen(kwargs) if kwargs else None)
             known = self._known.get(key)
             if known is None:
-                out = self._run(func, args, kwargs)
+                out = self._values.run(func, args, kwargs)
                 self._known[key] = _made(out, args, kwargs)
                 return out
             if known is not False:
                 if type(known) is tuple:
-                    return _make(known)
-                return args[0] if known is _SAME else [_make(each) for each in known]
-        return self._run(func, args, kwargs)
+                    out = _make(known)
+                else:
+                    out = args[0] if known is _SAME else [_make(each) for each in known]
+                self._values.follow(func, args, kwargs, out)
+                return out
+        return self._values.run(func, args, kwargs)
 
 
 _PLAIN, _OVERWRITES_LIST, _OTHER = range(3)
@@ -91,7 +94,7 @@ def _frozen(value: Any) -> Any:
 def _made(out: Any, args: Any, kwargs: Any) -> Any:
     """How to make the outputs again, or False if that is not enough."""
     if isinstance(out, Tensor) and args and out is args[0]:
-        return _SAME if out.is_floating_point() and out.numel() > MAX_FLOATS else False
+        return _SAME
     outputs = [out] if isinstance(out, Tensor) else out
     if not isinstance(outputs, (tuple, list)) or not outputs or not all(isinstance(item, Tensor) for item in outputs):
         return False
@@ -107,12 +110,10 @@ def _made(out: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _layout(tensor: Tensor) -> Any:
-    """A tensor that fills its own storage, and whose value nobody will ask for."""
+    """A tensor that fills its own storage."""
     whole = (
         tensor.is_meta
         and tensor.layout is torch.strided
-        and tensor.is_floating_point()
-        and tensor.numel() > MAX_FLOATS
         and tensor._base is None
         and tensor.storage_offset() == 0
     )

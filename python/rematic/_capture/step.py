@@ -26,8 +26,10 @@ from .arguments import OptimizerChoice, check_gradients, check_loss, check_made,
 from .attributes import AttributeWatch, rows_of
 from .bystanders import untouched
 from .cache import caching_configs, without_cache
+from .contents import META_INPUT
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, user_line
+from .literals import Literals
 from .modules import FORWARDS, TRAIN, CallWatch, GradientWatch, ModuleTree
 from .recorder import Recorder
 from .replica import Replica
@@ -35,6 +37,7 @@ from .routing import DEVICES, as_on
 from .shapes import ListKernels
 from .signature import INPUTS, NEXT
 from .trees import tensors_in
+from .values import Values
 
 __all__ = ["OptimizerChoice", "capture", "capture_step", "document", "document_of_step"]
 
@@ -204,6 +207,7 @@ class _Attempt:
         self.device = device
         self.replica = Replica()
         self.model = self.replica.model(model)
+        self._of_model = len(self.replica.values)
         self.inputs = self.replica.inputs(*inputs)
         with as_on(device):
             self.optimizer = self._optimizer(optimizer)
@@ -266,8 +270,7 @@ class _Attempt:
             calls = CallWatch(tree, recorder)
             gradients = GradientWatch(self.model, recorder)
             attributes = AttributeWatch(self.model, recorder)
-            for tensor, value in self.replica.values:
-                recorder.values.know(tensor, value)
+            self._know_values(recorder.values)
             try:
                 with calls.watching(), gradients.watching(), attributes.watching(), self._recording(recorder):
                     output = step(self.model, self.optimizer, self.inputs)
@@ -304,8 +307,20 @@ class _Attempt:
 
     @contextlib.contextmanager
     def _recording(self, recorder: Recorder) -> Iterator[None]:
-        with recorder.saving(), _eagerly(), self._elsewhere(), recorder:
+        literals = Literals(recorder.values, self.device)
+        with recorder.saving(), _eagerly(), self._elsewhere(), literals, recorder:
             yield
+
+    def _know_values(self, values: Values) -> None:
+        of_model, of_inputs = self.replica.values[: self._of_model], self.replica.values[self._of_model :]
+        for tensor, value in of_model:
+            if not value.requires_grad:
+                values.know(tensor, value)
+        for tensor, value in of_inputs:
+            values.know(tensor, value, META_INPUT)
+        for parameter in self.model.parameters():
+            # A buffer may be a view of one.
+            values.forget(parameter.untyped_storage())
 
     def _elsewhere(self) -> contextlib.AbstractContextManager[Any]:
         # It takes time at every call of torch, and only tensors that are not there yet need it.
@@ -395,9 +410,8 @@ def _unknown_value(error: UnknownValue, calls: CallWatch) -> UnknownValue:
     line = user_line(error)
     at = f"\n  at {line}" if line else ""
     return UnknownValue(
-        f"{error}.{where}{at}\n"
-        "Give real inputs on the CPU if it depends on them alone, or change the model so that shapes and branches do "
-        "not hang on computed values."
+        f"{error}.{where}{at}\n{error.remedy}",
+        error.remedy,
     )
 
 

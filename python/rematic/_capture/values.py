@@ -1,302 +1,300 @@
 """Values for models that look at them.
 
-Meta tensors have none. But masks, positions and counters are small, and come from inputs that are real or from
-operators like `arange`. Such a tensor remembers how it was made, and if its value is asked for, it is computed on the
-CPU. Where a model routes by numbers that cannot be known (the experts of a mixture), an even spread is assumed.
+Meta tensors have none. But what comes from inputs and buffers that are real, or from operators like `arange`, can be
+known: its storage carries how it was made, and if its value is asked for, it is computed on the CPU. Where a model routes
+by numbers that cannot be known (the experts of a mixture), an even spread is assumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .choices import CHOICES
+from .contents import ON_META, RANDOM, WEIGHTS, Content, NotComputed, Operation, Unknown, View
+from .effects import Effect
 from .errors import UnknownValue
-
-# Integers up to this many elements, and floats up to that many, are computed if asked for.
-MAX_INTEGERS = 1 << 22
-MAX_FLOATS = 1 << 10
-
-BALANCED = "routing assumed balanced"
+from .reading import READERS
+from .trees import tensors_in
 
 aten = torch.ops.aten
 _HOST = torch.device("cpu")
-
-
-class Value:
-    """How to compute a tensor's value: an operator on other values. It holds no tensor of the step."""
-
-    __slots__ = ("_compute", "_result", "version", "assumption")
-
-    def __init__(self, compute: Callable[[], Any], version: int, assumption: str | None = None) -> None:
-        self._compute: Callable[[], Any] | None = compute
-        self._result: Any = None
-        self.version = version
-        self.assumption = assumption
-
-    def get(self, values: Values) -> Any:
-        """The value, on the CPU."""
-        if self._compute is not None:
-            self._result = self._compute()
-            self._compute = None
-            if self.assumption is not None:
-                values.assumptions.add(self.assumption)
-        return self._result
-
-
-def _version(tensor: Tensor) -> int:
-    """How often the tensor was changed in place; under `torch.inference_mode` nobody counts."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _is_small(tensor: Tensor) -> bool:
-    return tensor.numel() <= (MAX_FLOATS if tensor.is_floating_point() else MAX_INTEGERS)
-
-
-def _spread(shape: torch.Size, dim: int, extent: int) -> Tensor:
-    """Indices below `extent` along `dim`, each used as often as the others."""
-    dim %= max(len(shape), 1)
-    chosen = shape[dim] if shape else 1
-    rows = shape.numel() // max(chosen, 1)
-    flat = torch.arange(rows * chosen).remainder(max(extent, 1)).view(rows, chosen)
-    others = [size for axis, size in enumerate(shape) if axis != dim]
-    return flat.view(*others, chosen).movedim(-1, dim) if shape else flat.view(())
+_PLAIN_TYPES = (Tensor, nn.Parameter, nn.Buffer)
+# The attribute of a storage that says what it holds.
+_CONTENT = "_rematic_content"
 
 
 class Values(TorchDispatchMode):
-    """Answers operators that need values, and remembers how small tensors are made."""
+    """Answers operators that need values, and follows what storages hold."""
 
     def __init__(self, inside_model: Callable[[], bool] = lambda: True) -> None:
         super().__init__()
         self.assumptions: set[str] = set()
-        self._inside_model = inside_model
-        self._random: dict[Any, bool] = {}
+        self.inside_model = inside_model
+        self._effects: dict[Any, Effect] = {}
+        # Real storages and those that stand for them: a write into one is a write into the other.
+        self._stand_ins: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+        self._originals: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+        self._outdated: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Contents that are what a real storage holds, until somebody writes it.
+        self._shared: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Content]] = weakref.WeakKeyDictionary()
 
-    def know(self, tensor: Tensor, value: Tensor) -> None:
-        """The tensor stands for a real one."""
-        tensor._rematic_value = Value(lambda: value, _version(tensor))  # type: ignore[attr-defined]
+    # ---- what is known ----
 
-    def value_of(self, tensor: Tensor) -> Value | None:
-        """How to compute the tensor's value, if it is known."""
+    def know(self, tensor: Tensor, value: Tensor, on_meta: Unknown = ON_META) -> None:
+        """The tensor stands for another one. What that holds is known if it is real."""
+        storage = tensor.untyped_storage()
+        if hasattr(storage, _CONTENT):
+            return
+        if value.is_meta:
+            setattr(storage, _CONTENT, on_meta)
+            return
+        original = value.untyped_storage()
+        setattr(storage, _CONTENT, self._shared_content(original, held=True))
+        self._stand_ins[original] = weakref.ref(storage)
+        self._originals[storage] = weakref.ref(original)
+
+    def have(self, tensor: Tensor, value: Tensor) -> None:
+        """The tensor was made with this value."""
+        setattr(tensor.untyped_storage(), _CONTENT, Content.of(value.untyped_storage(), held=True))
+
+    def meet(self, storage: torch.UntypedStorage) -> None:
+        """The step uses a storage on the meta device that it has not made."""
+        if not hasattr(storage, _CONTENT):
+            setattr(storage, _CONTENT, ON_META)
+
+    def forget(self, storage: torch.UntypedStorage) -> None:
+        """What the storage holds depends on weights."""
+        storage.__dict__.pop(_CONTENT, None)
+
+    def content_of(self, storage: torch.UntypedStorage) -> Content | Unknown | None:
+        """What a storage of the step holds now. None if that depends on weights."""
+        return getattr(storage, _CONTENT, None)
+
+    def hold(self, storage: torch.UntypedStorage, content: Content | Unknown | None) -> None:
+        """A storage of the step holds this now."""
+        if content is not None:
+            setattr(storage, _CONTENT, content)
+        else:
+            self.forget(storage)
+
+    def view_of(self, tensor: Tensor) -> View | Unknown:
+        """How to compute the tensor's value, or why that cannot be."""
+        if type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided:
+            return WEIGHTS
+        storage = tensor.untyped_storage()
         if not tensor.is_meta:
-            return Value(lambda: tensor, 0)
-        value: Value | None = getattr(tensor, "_rematic_value", None)
-        return value if value is not None and value.version == _version(tensor) else None
+            return View(tensor, self._shared_content(storage, held=False))
+        content = getattr(storage, _CONTENT, None)
+        if content is None:
+            return WEIGHTS
+        return content if type(content) is Unknown else View(tensor, content)
 
-    def _need(self, tensor: Tensor, func: Any) -> Any:
-        value = self.value_of(tensor)
-        if value is None:
+    def is_known(self, tensor: Tensor) -> bool:
+        """Whether the tensor's value can be asked for."""
+        return isinstance(self.view_of(tensor), View)
+
+    def need(self, tensor: Tensor, func: Any) -> Tensor:
+        """The tensor's value, on the CPU, which an operator needs. It is not to be written to."""
+        found = self.view_of(tensor)
+        if isinstance(found, View):
+            try:
+                return found.compute()
+            except NotComputed as error:
+                found = error.unknown
+        raise UnknownValue(
+            f"The model looks at the value of a {str(tensor.dtype).removeprefix('torch.')} tensor of shape "
+            f"{tuple(tensor.shape)} (`{func}`), which {found.cause}",
+            found.remedy,
+        )
+
+    def read(self, tensor: Tensor, func: Any) -> Tensor:
+        """The tensor's value, on the CPU. Around the model a number is read to be logged, or to ask whether something
+        went wrong: nothing did, and what is not known reads as zero."""
+        if not self.inside_model() and not self.is_known(tensor):
+            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=_HOST)
+        return self.need(tensor, func)
+
+    def check_current(self, tensor: Tensor, func: Any) -> None:
+        """Refuses to read a real tensor whose stand-in was written."""
+        if self._outdated and self.inside_model() and tensor.untyped_storage() in self._outdated:
             raise UnknownValue(
-                f"The model looks at the value of a {str(tensor.dtype).removeprefix('torch.')} tensor of shape "
-                f"{tuple(tensor.shape)} (`{func}`), which depends on weights or inputs that have no values here"
+                f"The model looks at the value of a tensor of shape {tuple(tensor.shape)} on the CPU (`{func}`), into "
+                "which the step has written",
+                "Read it before it is written, or give it to the model as an input.",
             )
-        return value.get(self)
+
+    # ---- real storages ----
+
+    def _shared_content(self, storage: torch.UntypedStorage, held: bool) -> Content:
+        content = Content.of(storage, held)
+        self._shared.setdefault(storage, weakref.WeakSet()).add(content)
+        return content
+
+    def _before_write(self, storage: torch.UntypedStorage) -> None:
+        for content in self._shared.pop(storage, ()):
+            content.part_from(storage)
+
+    def _after_write(self, storage: torch.UntypedStorage) -> None:
+        found = self._stand_ins.get(storage)
+        stand_in = None if found is None else found()
+        if stand_in is not None:
+            setattr(stand_in, _CONTENT, self._shared_content(storage, held=True))
+
+    # ---- operators ----
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs an operator."""
+        effect = self._effect(func)
+        hosts: list[torch.UntypedStorage] = []
+        if effect.writes:
+            targets = effect.targets(args, kwargs)
+            hosts = [tensor.untyped_storage() for tensor in targets if not tensor.is_meta and _is_plain(tensor)]
+            for storage in hosts:
+                self._before_write(storage)
         reader = READERS.get(func)
-        if reader is not None:
-            out = reader(self, func, args, kwargs)
-        else:
-            out = func(*args, **kwargs)
-        if type(out) is Tensor:
-            if out.is_meta and not (out.dtype.is_floating_point and out.numel() > MAX_FLOATS):
-                self._remember(func, args, kwargs, out)
-        elif isinstance(out, (tuple, list)):
-            for item in out:
-                if type(item) is Tensor and item.is_meta and _is_small(item):
-                    self._remember(func, args, kwargs, out)
-                    break
+        out = func(*args, **kwargs) if reader is None else reader(self, func, args, kwargs)
+        for storage in hosts:
+            self._after_write(storage)
+        self.follow(func, args, kwargs, out)
         return out
 
-    def _remember(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        tensors = out if isinstance(out, (tuple, list)) else (out,)
-        chosen = _CHOICES.get(func)
-        known = True
+    def _effect(self, func: Any) -> Effect:
+        effect = self._effects.get(func)
+        if effect is None:
+            effect = self._effects[func] = Effect(func)
+        return effect
 
-        def of(item: Any) -> Any:
-            nonlocal known
+    def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """An operator has run."""
+        effect = self._effect(func)
+        if effect.is_none:
+            return
+        if effect.leaves_blank:
+            if out.is_meta:
+                setattr(out.untyped_storage(), _CONTENT, Content(out.untyped_storage().nbytes()))
+            return
+        outputs = out if isinstance(out, (tuple, list)) else (out,)
+        if effect.filling is not None:
+            self._fill(out, effect.filling(args, kwargs))
+            return
+        unknown = self._unknown_among(args)
+        if unknown is not WEIGHTS and kwargs:
+            unknown = _worse(unknown, self._unknown_among(kwargs.values()))
+        blank: Tensor | None = None
+        if unknown is not None and effect.overwrites and args[0].is_meta and _is_whole(args[0]):
+            # What lay there does not matter.
+            blank = args[0]
+            unknown = self._unknown_among(args[1:])
+        if unknown is None or unknown.rank < RANDOM.rank:
+            unknown = effect.unknown or unknown
+        if unknown is not None:
+            self._leave_unknown(unknown, effect, args, kwargs, outputs)
+            choose = CHOICES.get(func)
+            if choose is not None:
+                choose(self, args, kwargs, outputs)
+        elif effect.writes or any(type(output) is Tensor and output.is_meta for output in outputs):
+            self._remember(effect, func, args, kwargs, outputs, blank)
+
+    def _unknown_among(self, items: Iterable[Any]) -> Unknown | None:
+        """Why the value of any of some arguments is not known."""
+        worst: Unknown | None = None
+        for item in items:
             if isinstance(item, Tensor):
-                value = self.value_of(item) if _is_small(item) else None
-                if value is None:
-                    known = False
-                return value
-            if isinstance(item, (list, tuple)):
-                return [of(inner) for inner in item]
-            if isinstance(item, torch.device):
-                return _HOST
-            return item
+                if not item.is_meta:
+                    if not _is_plain(item):
+                        return WEIGHTS
+                    continue
+                content = getattr(item.untyped_storage(), _CONTENT, None)
+                if content is None:
+                    return WEIGHTS
+                if type(content) is Unknown:
+                    worst = _worse(worst, content)
+            elif isinstance(item, (list, tuple)):
+                worst = _worse(worst, self._unknown_among(item))
+                if worst is WEIGHTS:
+                    return worst
+        return worst
 
-        operands = [of(item) for item in args]
-        if known:
-            keywords = {key: of(item) for key, item in kwargs.items()}
-        if not known:
-            if chosen is not None:
-                chosen(args, kwargs, tensors)
+    def _fill(self, out: Tensor, filling: Any) -> None:
+        if out.is_meta:
+            keywords = {"dtype": out.dtype, "device": _HOST}
+            operation = Operation(aten.full.default, (list(out.shape), filling), keywords)
+            setattr(out.untyped_storage(), _CONTENT, operation.makes(0, out))
+
+    def _leave_unknown(self, unknown: Unknown, effect: Effect, args: Any, kwargs: Any, outputs: Any) -> None:
+        content = None if unknown is WEIGHTS else unknown
+        if effect.writes:
+            for tensor in effect.targets(args, kwargs):
+                if tensor.is_meta:
+                    self._write(tensor.untyped_storage(), content)
+        if content is not None:
+            for tensor in tensors_in(outputs):
+                storage = tensor.untyped_storage()
+                if tensor.is_meta and not hasattr(storage, _CONTENT):
+                    setattr(storage, _CONTENT, content)
+
+    def _write(self, storage: torch.UntypedStorage, content: Content | Unknown | None) -> None:
+        if hasattr(storage, _CONTENT):
+            original = self._originals.get(storage)
+            real = None if original is None else original()
+            if real is not None:
+                self._outdated.add(real)
+        elif content is None:
             return
-        if func in _UNKNOWN or self._is_random(func):
-            return
-        mutated = func._schema.is_mutable
-        if mutated and (not args or tensors[0] is not args[0]):
-            return
+        self.hold(storage, content)
 
-        def compute() -> Any:
-            def real(item: Any) -> Any:
-                if isinstance(item, Value):
-                    return item.get(self)
-                return [real(inner) for inner in item] if isinstance(item, list) else item
+    def _remember(
+        self, effect: Effect, func: Any, args: Any, kwargs: Any, outputs: Any, blank: Tensor | None
+    ) -> None:
+        if blank is not None:
+            setattr(blank.untyped_storage(), _CONTENT, Content(blank.untyped_storage().nbytes()))
+        positional, keywords = self._described(args), self._described(kwargs)
+        operation = Operation(func, positional, keywords, effect.filled(positional, keywords))
+        written: dict[int, tuple[torch.UntypedStorage, Content]] = {}
+        if effect.writes:
+            for tensor in effect.targets(args, kwargs):
+                if tensor.is_meta:
+                    storage = tensor.untyped_storage()
+                    written[storage._cdata] = (storage, operation.writes(getattr(storage, _CONTENT)))
+            for storage, content in written.values():
+                self._write(storage, content)
+        for position, output in enumerate(outputs):
+            if type(output) is Tensor and output.is_meta:
+                storage = output.untyped_storage()
+                # Not every view says so in its schema.
+                if not hasattr(storage, _CONTENT):
+                    setattr(storage, _CONTENT, operation.makes(position, output))
 
-            positional = [real(operand) for operand in operands]
-            if mutated:
-                positional[0] = positional[0].clone()
-            return func(*positional, **{key: real(item) for key, item in keywords.items()})
-
-        # Views count the changes of what they are views of, but not yet here, below autograd.
-        is_view = not mutated and any(returned.alias_info is not None for returned in func._schema.returns)
-        version = _version(args[0]) if (is_view or mutated) and isinstance(args[0], Tensor) else 0
-        if len(tensors) == 1 and tensors[0] is out:
-            out._rematic_value = Value(compute, version + mutated)
-            return
-        whole = Value(compute, 0)
-
-        def part(position: int) -> Callable[[], Any]:
-            return lambda: whole.get(self)[position]
-
-        for position, tensor in enumerate(tensors):
-            if isinstance(tensor, Tensor) and _is_small(tensor):
-                tensor._rematic_value = Value(part(position), version)  # type: ignore[attr-defined]
-
-    def _is_random(self, func: Any) -> bool:
-        random = self._random.get(func)
-        if random is None:
-            random = self._random[func] = torch.Tag.nondeterministic_seeded in func.tags
-        return random
+    def _described(self, value: Any) -> Any:
+        """Arguments with views of contents in place of tensors, for the CPU."""
+        if isinstance(value, Tensor):
+            return self.view_of(value)
+        if isinstance(value, (list, tuple)):
+            return [self._described(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self._described(item) for key, item in value.items() if key != "pin_memory"}
+        return _HOST if isinstance(value, torch.device) else value
 
 
-# ---- operators that need values ----
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and type(tensor) in _PLAIN_TYPES
 
 
-def _read_scalar(values: Values, func: Any, args: Any, kwargs: Any) -> Any:
-    tensor = args[0]
-    if not tensor.is_meta:
-        return func(*args, **kwargs)
-    if values.value_of(tensor) is None and not values._inside_model():
-        # Around the model a number is read to be logged, or to ask whether something went wrong: nothing did.
-        return torch.zeros((), dtype=tensor.dtype).item()
-    return values._need(tensor, func).item()
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether the tensor covers its storage."""
+    return tensor.is_contiguous() and tensor.numel() * tensor.itemsize == tensor.untyped_storage().nbytes()
 
 
-def _read_equal(values: Values, func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*(values._need(tensor, func) for tensor in args[:2]))
-
-
-def _read_copy(values: Values, func: Any, args: Any, kwargs: Any) -> Any:
-    device = kwargs.get("device")
-    if device is None or device.type == "meta" or not args[0].is_meta:
-        return func(*args, **kwargs)
-    if values.value_of(args[0]) is None and not values._inside_model():
-        return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
-    return func(values._need(args[0], func), **kwargs)
-
-
-def _on_meta(values: Values, real: Tensor) -> Tensor:
-    made = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
-    values.know(made, real)
-    return made
-
-
-def _read_shape(values: Values, func: Any, args: Any, kwargs: Any) -> Any:
-    """Operators whose result has a shape that depends on the values of all their operands."""
-    if not any(isinstance(item, Tensor) and item.is_meta for item in args):
-        return func(*args, **kwargs)
-    operands = [values._need(item, func) if isinstance(item, Tensor) else item for item in args]
-    out = func(*operands, **kwargs)
-    return _on_meta(values, out) if isinstance(out, Tensor) else tuple(_on_meta(values, item) for item in out)
-
-
-def _read_masked_select(values: Values, func: Any, args: Any, kwargs: Any) -> Any:
-    source, mask = args
-    if not mask.is_meta:
-        return func(*args, **kwargs)
-    count = int(values._need(mask, func).expand(torch.broadcast_shapes(source.shape, mask.shape)).sum())
-    return torch.empty(count, dtype=source.dtype, device="meta")
-
-
-def _read_index(values: Values, func: Any, args: Any, kwargs: Any) -> Any:
-    """Masks among the indices become positions, as in the kernel."""
-    position = 1
-    indices: list[Tensor | None] = []
-    found = False
-    for index in args[position]:
-        if index is not None and index.is_meta and index.dtype in (torch.bool, torch.uint8):
-            found = True
-            indices.extend(_on_meta(values, real) for real in values._need(index, func).nonzero(as_tuple=True))
-        else:
-            indices.append(index)
-    if not found:
-        return func(*args, **kwargs)
-    return func(args[0], indices, *args[2:], **kwargs)
-
-
-READERS: dict[Any, Callable[[Values, Any, Any, Any], Any]] = {
-    aten._local_scalar_dense.default: _read_scalar,
-    aten.equal.default: _read_equal,
-    aten._to_copy.default: _read_copy,
-    aten.nonzero.default: _read_shape,
-    aten._unique2.default: _read_shape,
-    aten.unique_consecutive.default: _read_shape,
-    aten.unique_dim.default: _read_shape,
-    aten.bincount.default: _read_shape,
-    aten.repeat_interleave.Tensor: _read_shape,
-    aten.masked_select.default: _read_masked_select,
-    aten.index.Tensor: _read_index,
-}
-# Their values are known already, or never.
-_UNKNOWN = frozenset(READERS) - {aten._to_copy.default, aten.index.Tensor} | {
-    aten.empty.memory_format,
-    aten.empty_like.default,
-    aten.empty_strided.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-}
-
-
-# ---- choices among numbers that cannot be known ----
-
-
-def _choose_topk(args: Any, kwargs: Any, out: Any) -> None:
-    source, indices = args[0], out[1]
-    dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
-    _choose(source, indices, dim)
-
-
-def _choose_max(args: Any, kwargs: Any, out: Any) -> None:
-    source, indices = args[0], out[-1]
-    dim = args[1] if len(args) > 1 else kwargs.get("dim")
-    if dim is not None and indices.dim() == source.dim():
-        _choose(source, indices, dim)
-    elif dim is not None:
-        shape, extent = indices.shape, source.size(dim)
-        indices._rematic_value = Value(
-            lambda: torch.arange(shape.numel()).remainder(extent).view(shape), _version(indices), BALANCED
-        )
-
-
-def _choose(source: Tensor, indices: Tensor, dim: int) -> None:
-    shape, extent = indices.shape, source.size(dim) if source.dim() else 1
-    indices._rematic_value = Value(  # type: ignore[attr-defined]
-        lambda: _spread(shape, dim, extent), _version(indices), BALANCED
-    )
-
-
-_CHOICES: dict[Any, Callable[[Any, Any, Any], None]] = {
-    aten.topk.default: _choose_topk,
-    aten.argmax.default: _choose_max,
-    aten.max.dim: _choose_max,
-}
+def _worse(one: Unknown | None, other: Unknown | None) -> Unknown | None:
+    if one is None or other is None:
+        return one or other
+    return one if one.rank >= other.rank else other

@@ -1,0 +1,60 @@
+"""Choices among numbers that cannot be known: each is assumed to be made as often as the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .contents import Operation
+
+if TYPE_CHECKING:
+    from .values import Values
+
+BALANCED = "routing assumed balanced"
+
+aten = torch.ops.aten
+
+
+def _spread(shape: torch.Size, dim: int, extent: int) -> Tensor:
+    """Indices below `extent` along `dim`, each used as often as the others."""
+    dim %= max(len(shape), 1)
+    chosen = shape[dim] if shape else 1
+    rows = shape.numel() // max(chosen, 1)
+    flat = torch.arange(rows * chosen).remainder(max(extent, 1)).view(rows, chosen)
+    others = [size for axis, size in enumerate(shape) if axis != dim]
+    return flat.view(*others, chosen).movedim(-1, dim) if shape else flat.view(())
+
+
+def _assume(values: Values, indices: Tensor, spread: Callable[[], Tensor]) -> None:
+    operation = Operation(spread, (), {}, assume=lambda: values.assumptions.add(BALANCED))
+    values.hold(indices.untyped_storage(), operation.makes(0, indices))
+
+
+def _choose_topk(values: Values, args: Any, kwargs: Any, out: Any) -> None:
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
+    _choose(values, args[0], out[1], dim)
+
+
+def _choose_max(values: Values, args: Any, kwargs: Any, out: Any) -> None:
+    source, indices = args[0], out[-1]
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    if dim is not None and indices.dim() == source.dim():
+        _choose(values, source, indices, dim)
+    elif dim is not None:
+        shape, extent = indices.shape, source.size(dim)
+        _assume(values, indices, lambda: torch.arange(shape.numel()).remainder(extent).view(shape))
+
+
+def _choose(values: Values, source: Tensor, indices: Tensor, dim: int) -> None:
+    shape, extent = indices.shape, source.size(dim) if source.dim() else 1
+    _assume(values, indices, lambda: _spread(shape, dim, extent))
+
+
+CHOICES: dict[Any, Callable[[Values, Any, Any, Any], None]] = {
+    aten.topk.default: _choose_topk,
+    aten.argmax.default: _choose_max,
+    aten.max.dim: _choose_max,
+}
