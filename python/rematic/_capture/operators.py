@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .recurrent import PACK
+
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 CATEGORIES = {FORWARD: "activation", BACKWARD: "temp", OPTIMIZER: "optimizer"}
 DTYPES = {
@@ -22,8 +24,9 @@ DETACH = torch.ops.aten.detach.default
 # Random only if it drops weights; the other random operators are known by their tag.
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
 FLASH_DROPOUT = 3
-# They read on one device and write on another.
-ACROSS_DEVICES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+TO_COPY = torch.ops.aten._to_copy.default
+# They read on one device and write on another, or take lengths on the CPU.
+ACROSS_DEVICES = (torch.ops.aten.copy_.default, TO_COPY, PACK)
 COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
 
 

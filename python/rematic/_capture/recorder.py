@@ -34,8 +34,10 @@ from .operators import (
     FLASH_DROPOUT,
     FORWARD,
     OPTIMIZER,
+    TO_COPY,
     Facts,
 )
+from .recurrent import EMPTY_LIKE, PACK, know_permutation, with_lengths
 from .references import FreshRef, Saved, StorageRef
 from .replica import Replica
 from .shapes import Layout, Shapes
@@ -326,6 +328,27 @@ class Recorder(TorchDispatchMode):
             self._watch(StorageRef(storage, self._dropped), storage, real.row)
         return made
 
+    def _on_host(self, tensor: Tensor, options: dict[str, Any]) -> Tensor | None:
+        """A tensor of the step that is sent to the CPU to be looked at, if its value is known. The CPU is the device
+        here, so nothing moves."""
+        device, dtype = options.get("device"), options.get("dtype")
+        if not tensor.is_meta or device is None or device.type != "cpu" or dtype not in (None, tensor.dtype):
+            return None
+        value = self.values.value_of(tensor)
+        row = self.row_of(tensor)
+        if value is None or row is None:
+            return None
+        self._quiet = True
+        try:
+            real: Tensor = value.get(self.values).clone()
+        finally:
+            self._quiet = False
+        # It is the same memory: as long as one of them lives.
+        real._rematic_origin = tensor  # type: ignore[attr-defined]
+        storage = real.untyped_storage()
+        self._watch(StorageRef(storage, lambda ref: self._storages.pop(ref.address)), storage, row)
+        return real
+
     def _moved(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of an operator on tensors of the step and real ones, with the real ones on the device."""
         # What tensors of the step are written to, as an average of weights or a scale, would lie beside them.
@@ -345,6 +368,10 @@ class Recorder(TorchDispatchMode):
             ref = self._storages.get(args[0].untyped_storage()._cdata)
             if type(ref) is FreshRef and ref.detaches:
                 return self._detach_saved(ref, args[0])
+        if func is TO_COPY and self._counts_host:
+            real = self._on_host(args[0], kwargs)
+            if real is not None:
+                return real
         facts = self._facts.get(func)
         if facts is None:
             facts = self._facts_of(func)
@@ -366,7 +393,11 @@ class Recorder(TorchDispatchMode):
             args, kwargs = self._moved(func, facts, args, kwargs)
             inputs.clear()
             self._describe((*args, *kwargs.values()), inputs)
+        if func is PACK:
+            args = with_lengths(self.values, args)
         out = self._shapes.run(func, args, kwargs, inputs)
+        if func is EMPTY_LIKE:
+            know_permutation(self.values, out)
 
         mutates: list[int] = []
         writes_view = False

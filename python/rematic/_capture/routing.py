@@ -22,6 +22,7 @@ from .norms import (
     group_norm_meta,
     rms_norm_on_cuda,
 )
+from .recurrent import RECURRENT_META, RECURRENT_ON_CPU
 
 aten: Any = torch.ops.aten
 
@@ -83,6 +84,7 @@ CUDA: dict[str, Kernel] = {
 META: dict[str, Kernel] = {
     "native_group_norm": group_norm_meta,
     "native_group_norm_backward": group_norm_backward_meta,
+    **RECURRENT_META,
 }
 CUDA_META: dict[str, Kernel] = {
     **META,
@@ -92,6 +94,7 @@ CUDA_META: dict[str, Kernel] = {
 CPU: dict[str, Kernel] = {
     "scaled_dot_product_attention": attention_on_cpu,
     "one_hot": _one_hot_on_cpu,
+    **RECURRENT_ON_CPU,
 }
 DEVICES = {"cuda": CUDA, "cpu": CPU}
 META_KERNELS = {"cuda": CUDA_META, "cpu": META}
