@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .recurrent import PACK
+from .lengths import PACK
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 CATEGORIES = {FORWARD: "activation", BACKWARD: "temp", OPTIMIZER: "optimizer"}

@@ -22,6 +22,7 @@ from torch.utils import checkpoint as checkpoints
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import CaptureError
+from .lengths import EMPTY_LIKE, LENGTHS, know_permutation, with_lengths
 from .nodes import Nodes
 from .operators import (
     ACROSS_DEVICES,
@@ -37,9 +38,8 @@ from .operators import (
     TO_COPY,
     Facts,
 )
-from .recurrent import EMPTY_LIKE, PACK, know_permutation, with_lengths
 from .references import FreshRef, Saved, StorageRef
-from .replica import Replica
+from .replica import Replica, is_readable
 from .shapes import Layout, Shapes
 from .trees import map_tensors, tensors_in
 from .values import Values
@@ -319,6 +319,8 @@ class Recorder(TorchDispatchMode):
         self._quiet = True
         try:
             made = self.replica.tensor(tensor)
+            if is_readable(tensor) and self.values.value_of(made) is None:
+                self.values.know(made, tensor.detach())
         finally:
             self._quiet = False
         real = self._storages.get(tensor.untyped_storage()._cdata)
@@ -328,26 +330,35 @@ class Recorder(TorchDispatchMode):
             self._watch(StorageRef(storage, self._dropped), storage, real.row)
         return made
 
-    def _on_host(self, tensor: Tensor, options: dict[str, Any]) -> Tensor | None:
-        """A tensor of the step that is sent to the CPU to be looked at, if its value is known. The CPU is the device
-        here, so nothing moves."""
+    def _stays(self, tensor: Tensor, options: dict[str, Any]) -> Tensor | None:
+        """A tensor that is sent from the CPU to the device or back where the CPU is the device, so that nothing moves:
+        its twin on the other side, if its value is known."""
         device, dtype = options.get("device"), options.get("dtype")
-        if not tensor.is_meta or device is None or device.type != "cpu" or dtype not in (None, tensor.dtype):
+        row = self.row_of(tensor)
+        if device is None or dtype not in (None, tensor.dtype) or row is None:
+            return None
+        if device.type != ("cpu" if tensor.is_meta else "meta"):
             return None
         value = self.values.value_of(tensor)
-        row = self.row_of(tensor)
-        if value is None or row is None:
+        if value is None:
             return None
         self._quiet = True
         try:
-            real: Tensor = value.get(self.values).clone()
+            if tensor.is_meta:
+                twin: Tensor = value.get(self.values).clone()
+            else:
+                twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+                self.values.know(twin, tensor.clone())
         finally:
             self._quiet = False
-        # It is the same memory: as long as one of them lives.
-        real._rematic_origin = tensor  # type: ignore[attr-defined]
-        storage = real.untyped_storage()
-        self._watch(StorageRef(storage, lambda ref: self._storages.pop(ref.address)), storage, row)
-        return real
+        # The memory is there as long as one of them lives.
+        twin._rematic_origin = tensor  # type: ignore[attr-defined]
+        storage = twin.untyped_storage()
+        self._watch(StorageRef(storage, self._forget), storage, row)
+        return twin
+
+    def _forget(self, ref: StorageRef) -> None:
+        del self._storages[ref.address]
 
     def _moved(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of an operator on tensors of the step and real ones, with the real ones on the device."""
@@ -369,9 +380,9 @@ class Recorder(TorchDispatchMode):
             if type(ref) is FreshRef and ref.detaches:
                 return self._detach_saved(ref, args[0])
         if func is TO_COPY and self._counts_host:
-            real = self._on_host(args[0], kwargs)
-            if real is not None:
-                return real
+            twin = self._stays(args[0], kwargs)
+            if twin is not None:
+                return twin
         facts = self._facts.get(func)
         if facts is None:
             facts = self._facts_of(func)
@@ -393,8 +404,8 @@ class Recorder(TorchDispatchMode):
             args, kwargs = self._moved(func, facts, args, kwargs)
             inputs.clear()
             self._describe((*args, *kwargs.values()), inputs)
-        if func is PACK:
-            args = with_lengths(self.values, args)
+        if func in LENGTHS:
+            args = with_lengths(self.values, func, args)
         out = self._shapes.run(func, args, kwargs, inputs)
         if func is EMPTY_LIKE:
             know_permutation(self.values, out)

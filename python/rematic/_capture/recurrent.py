@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from .errors import CaptureError
-from .values import Values
 
 aten: Any = torch.ops.aten
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -249,24 +248,6 @@ def _step_by_step(
     out, last = _stacked(layer, input, hiddens, weights, directions, dropout)
     joined = [torch.stack(part, 0) for part in reversed(list(zip(*last, strict=True)))]
     return out, tuple(reversed(joined))
-
-
-# ---- sequences of several lengths ----
-
-PACK = aten._pack_padded_sequence.default
-EMPTY_LIKE = aten.empty_like.default
-
-
-def with_lengths(values: Values, args: Any) -> Any:
-    """The arguments of `PACK`, whose kernel reads the lengths on the CPU."""
-    input, lengths, *rest = args
-    return (input, values._need(lengths, PACK) if lengths.is_meta else lengths, *rest)
-
-
-def know_permutation(values: Values, made: Any) -> None:
-    """Nobody has written to an empty tensor. A permutation is inverted by scattering into one, and then it is known."""
-    if made.is_meta and made.dim() == 1 and not made.is_floating_point() and not made.is_complex():
-        values.know(made, torch.zeros((), dtype=made.dtype).expand(made.shape))
 
 
 # ---- oneDNN's LSTM ----

@@ -18,6 +18,11 @@ from .trees import map_tensors, tensors_in
 MAX_VALUES = 1 << 22
 
 
+def is_readable(tensor: Tensor) -> bool:
+    """Whether what stands for a tensor keeps its values."""
+    return not tensor.is_meta and not tensor.is_floating_point() and tensor.numel() <= MAX_VALUES
+
+
 class Replica:
     """Tensors on the meta device that stand for the user's: one for each tensor, one storage for each storage."""
 
@@ -56,7 +61,7 @@ class Replica:
         else:
             made.requires_grad_(original.requires_grad)
         self._tensors[id(original)] = (original, made)
-        if not original.is_meta and not original.is_floating_point() and original.numel() <= MAX_VALUES:
+        if is_readable(original):
             self.values.append((made, original.detach()))
         return made
 

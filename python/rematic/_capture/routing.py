@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .attention import attention_on_cpu, attention_on_cuda
 from .autocast import Autocast, Kernel
+from .losses import LOSSES_META, LOSSES_ON_CUDA
 from .norms import (
     batch_norm_on_cuda,
     fused_rms_norm_backward_meta,
@@ -80,10 +81,12 @@ CUDA: dict[str, Kernel] = {
     "softmax.int": _softmax_on_cuda,
     "log_softmax.int": _log_softmax_on_cuda,
     "one_hot": _one_hot_on_cuda,
+    **LOSSES_ON_CUDA,
 }
 META: dict[str, Kernel] = {
     "native_group_norm": group_norm_meta,
     "native_group_norm_backward": group_norm_backward_meta,
+    **LOSSES_META,
     **RECURRENT_META,
 }
 CUDA_META: dict[str, Kernel] = {
