@@ -1,4 +1,5 @@
-"""Connectionist temporal classification (CTC): which kernel runs on CUDA, and what the kernels make."""
+"""Losses: connectionist temporal classification (CTC), with the kernel that CUDA chooses; and those that leave the memory of
+their elements behind."""
 
 from __future__ import annotations
 
@@ -100,11 +101,37 @@ def _cudnn_meta(log_probs: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, 
     return log_probs.new_empty([log_probs.size(1)]), _gradient_meta(log_probs, log_probs)
 
 
+# ---- sums and means in the memory of their elements ----
+
+
+def _reduced(op: Any) -> Callable[..., Tensor]:
+    """`structured` kernels write every element's loss into the result and then reduce it in place, which keeps its memory:
+    mse_loss, smooth_l1_loss in ATen/native/BinaryOps.cpp; binary_cross_entropy, soft_margin_loss in ATen/native/Loss.cpp."""
+    names = [argument.name for argument in op._schema.arguments]
+    at = names.index("reduction")
+    default = op._schema.arguments[at].default_value
+
+    def loss(input: Tensor, target: Tensor, *rest: Any, **options: Any) -> Tensor:
+        given = (input, target, *rest)
+        reduction = given[at] if at < len(given) else options.get("reduction", default)
+        shape = torch.broadcast_shapes(input.shape, target.shape)
+        elements = torch.empty(shape, dtype=torch.result_type(input, target), device="meta")
+        if not reduction:
+            return elements
+        out = torch.empty(0, dtype=elements.dtype, device="meta")
+        return out.set_(elements.untyped_storage(), 0, (), ())
+
+    return loss
+
+
+_KEEP_ELEMENTS = ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
+
 LOSSES_ON_CUDA: dict[str, Callable[..., Any]] = {
     "ctc_loss.Tensor": _loss_on_cuda("Tensor"),
     "ctc_loss.IntList": _loss_on_cuda("IntList"),
 }
 LOSSES_META: dict[str, Callable[..., Any]] = {
+    **{name: _reduced(getattr(aten, name).default) for name in _KEEP_ELEMENTS},
     "_ctc_loss": _ctc_meta,
     "_ctc_loss.Tensor": _ctc_meta,
     "_ctc_loss_backward": _gradient_meta,

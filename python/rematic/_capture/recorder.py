@@ -12,12 +12,12 @@ Three things are watched, each where it happens:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import checkpoint as checkpoints
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -67,6 +67,8 @@ class Recorder(TorchDispatchMode):
         # The optimizer steps; and it has, and no forward has begun since.
         self.in_optimizer = False
         self.after_optimizer = False
+        # The captured model's optimizer has stepped, and the model's forward has not begun since.
+        self.stepped = False
         # What the operator that runs now is, for errors.
         self.running: Any = None
         self.call_stack: list[int] = []
@@ -86,6 +88,9 @@ class Recorder(TorchDispatchMode):
 
         # Whether tensors of the step, real ones, and any that the step has not met are among an operator's arguments.
         self._natives = self._strangers = self._foreigners = False
+        # What storages of other networks that the step reaches hold; and those of tensors that it must not change.
+        self._expected: dict[int, str] = {}
+        self._guarded: set[int] = set()
         # What stands for the user's tensors. Without it, they are taken as they are.
         self.replica: Replica | None = None
 
@@ -108,6 +113,13 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         ref = self._storages.get(storage._cdata)
         return self._add_storage(storage, category, None) if ref is None else ref.row
+
+    def expect(self, outside: Iterable[Tensor], guarded: Iterable[Tensor]) -> None:
+        """Tensors of other networks, which count once they are met; and the user's own, which stay as they are."""
+        for tensor in outside:
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+            self._expected.setdefault(tensor.untyped_storage()._cdata, kind)
+        self._guarded = {tensor.untyped_storage()._cdata for tensor in guarded if tensor.layout is torch.strided}
 
     def add_previous(self, size: int) -> int:
         """A storage that the previous step has left."""
@@ -277,7 +289,7 @@ class Recorder(TorchDispatchMode):
                     ref = self._storages.get(storage._cdata)
                     if ref is None:
                         self._foreigners = True
-                        row = self._add_storage(storage, "other", None)
+                        row = self._add_storage(storage, self._expected.get(storage._cdata, "other"), None)
                     else:
                         row = ref.row
                     key = (item.dtype, item.shape, item.stride())
@@ -316,6 +328,9 @@ class Recorder(TorchDispatchMode):
     def _stand_in(self, tensor: Tensor) -> Tensor:
         if self.replica is None or tensor.is_meta:
             return tensor
+        real = self._storages.get(tensor.untyped_storage()._cdata)
+        if real is not None and self.storages[real.row][2] is not None:
+            return self._twin(tensor, real.row)  # the step has made it, and may let go of it
         self._quiet = True
         try:
             made = self.replica.tensor(tensor)
@@ -323,12 +338,17 @@ class Recorder(TorchDispatchMode):
                 self.values.know(made, tensor.detach())
         finally:
             self._quiet = False
-        real = self._storages.get(tensor.untyped_storage()._cdata)
         storage = made.untyped_storage()
         if real is not None and storage._cdata not in self._storages:
             # On the CPU both lie in the memory that is counted, and only one is there.
             self._watch(StorageRef(storage, self._dropped), storage, real.row)
         return made
+
+    def _changes_guarded(self, facts: Facts, args: Any, kwargs: Any) -> bool:
+        if not facts.mutated_keywords:
+            return False
+        written = (tensor for tensor in tensors_in(facts.written(args, kwargs)) if not tensor.is_meta)
+        return any(tensor.untyped_storage()._cdata in self._guarded for tensor in written)
 
     def _stays(self, tensor: Tensor, options: dict[str, Any]) -> Tensor | None:
         """A tensor that is sent from the CPU to the device or back where the CPU is the device, so that nothing moves:
@@ -339,23 +359,44 @@ class Recorder(TorchDispatchMode):
             return None
         if device.type != ("cpu" if tensor.is_meta else "meta"):
             return None
-        value = self.values.value_of(tensor)
-        if value is None:
-            return None
+        return self._twin(tensor, row) if self.values.value_of(tensor) is not None else None
+
+    def _twin(self, tensor: Tensor, row: int) -> Tensor:
+        """The same tensor on the other side, in the same memory."""
         self._quiet = True
         try:
+            value = self.values.value_of(tensor)
             if tensor.is_meta:
+                assert value is not None
                 twin: Tensor = value.get(self.values).clone()
             else:
                 twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-                self.values.know(twin, tensor.clone())
+                if is_readable(tensor):
+                    self.values.know(twin, tensor.clone())
         finally:
             self._quiet = False
-        # The memory is there as long as one of them lives.
+        self._share(twin, tensor, row)
+        return twin
+
+    def _share(self, twin: Tensor, tensor: Tensor, row: int) -> None:
+        """The memory is there as long as one of them lives."""
         twin._rematic_origin = tensor  # type: ignore[attr-defined]
         storage = twin.untyped_storage()
         self._watch(StorageRef(storage, self._forget), storage, row)
-        return twin
+
+    def bring(self, tensor: Tensor) -> None:
+        """Turns a real tensor that the step has made into one on the device, in its place."""
+        if tensor.untyped_storage()._cdata in self._guarded or not tensor.is_leaf:
+            return
+        self._quiet = True
+        try:
+            twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            row = self.row_of(tensor)
+            torch.utils.swap_tensors(tensor, twin)
+        finally:
+            self._quiet = False
+        if row is not None:
+            self._share(tensor, twin, row)
 
     def _forget(self, ref: StorageRef) -> None:
         del self._storages[ref.address]
@@ -400,7 +441,7 @@ class Recorder(TorchDispatchMode):
             self._describe(kwargs.values(), inputs)
         if self._foreigners and self.replica is not None:
             self.replica.check_foreigners(func, facts, args, kwargs)
-        if self._foreigners and self._natives:
+        if self._foreigners and (self._natives or self._changes_guarded(facts, args, kwargs)):
             args, kwargs = self._moved(func, facts, args, kwargs)
             inputs.clear()
             self._describe((*args, *kwargs.values()), inputs)
@@ -499,6 +540,7 @@ class Recorder(TorchDispatchMode):
         """The step is over; what goes from now on is not part of it, and the user's tensors are let go of."""
         self._closed = True
         self.replica = None
+        self._guarded.clear()
 
     # ---- module calls ----
 

@@ -23,7 +23,7 @@ from rematic._core import RematicWarning, Trace
 from rematic._apply.wrapping import check_free
 
 from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer
-from .bystanders import untouched
+from .bystanders import Bystanders
 from .cache import caching_configs, without_cache
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, user_line
@@ -66,7 +66,7 @@ def document(
             copied.zero_grad()
         return output
 
-    return _run(step, model, optimizer, device, (args, kwargs))
+    return _run(step, model, optimizer, device, (args, kwargs), Bystanders(loss))
 
 
 def document_of_step(
@@ -84,8 +84,7 @@ def document_of_step(
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
         return fn(copied, stepper)
 
-    with untouched(fn):
-        return _run(step, model, optimizer, device, ((), {}))
+    return _run(step, model, optimizer, device, ((), {}), Bystanders(fn))
 
 
 def capture(
@@ -157,6 +156,7 @@ def _run(
     optimizer: OptimizerChoice,
     device: str,
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    bystanders: Bystanders,
 ) -> bytes:
     kind = str(device).split(":")[0]
     if kind not in DEVICES:
@@ -170,8 +170,9 @@ def _run(
     with without_cache(caching):
         before = _Before()
         while True:
-            attempt = _Attempt(model, optimizer, kind, inputs, before)
-            document = attempt.run(step)
+            with bystanders.untouched():
+                attempt = _Attempt(model, optimizer, kind, inputs, bystanders, before)
+                document = attempt.run(step)
             if attempt.after == before:
                 return json.dumps(document, separators=(",", ":")).encode()
             # What a step leaves, it finds. That is known now.
@@ -182,9 +183,9 @@ def _run(
 class _Before:
     """What a step in steady state finds, as it has left it."""
 
-    # Positions in the optimizer of parameters that never get a gradient: no state is made for them.
+    # Positions in the optimizers of parameters that never get a gradient: no state is made for them.
     untrained: frozenset[int] = frozenset()
-    # Positions in the model of parameters whose gradients outlive the step: it begins with `zero_grad`.
+    # Positions among all parameters of those whose gradients outlive the step: it begins with `zero_grad`.
     with_gradient: frozenset[int] = frozenset()
 
 
@@ -197,14 +198,19 @@ class _Attempt:
         optimizer: OptimizerChoice,
         device: str,
         inputs: tuple[tuple[Any, ...], dict[str, Any]],
+        bystanders: Bystanders,
         before: _Before,
     ) -> None:
         self.device = device
         self.replica = Replica()
         self.model = self.replica.model(model)
         self.inputs = self.replica.inputs(*inputs)
+        self.bystanders = bystanders
+        self.outside = bystanders.replace(self.replica)
         with as_on(device):
             self.optimizer = self._optimizer(optimizer)
+        # All that are trained: the model's, and those of other networks that the step reaches.
+        self.parameters = [*self.model.parameters(), *(tensor for tensor in self.outside if tensor.requires_grad)]
         self.before = before
         self.after = before
 
@@ -222,25 +228,28 @@ class _Attempt:
             return made
         return torch.optim.Adam(parameters, lr=DEFAULT_LEARNING_RATE, foreach=self.device == "cuda" or None)
 
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        own = [] if self.optimizer is None else [self.optimizer]
+        return own + self.bystanders.replaced_optimizers(self.replica)
+
     def _make_optimizer_state(self) -> None:
-        """As the first steps of training do: gradients come, and the optimizer makes its state for them."""
-        if self.optimizer is None:
-            return
+        """As the first steps of training do: gradients come, and the optimizers make their state for them."""
         position = 0
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and position not in self.before.untrained:
-                    parameter.grad = torch.empty_like(parameter)
-                position += 1
-        try:
-            with ListKernels():
-                self.optimizer.step()
-        except Exception as error:
-            raise CaptureError(
-                f"{type(self.optimizer).__name__} cannot take its first step on the meta device "
-                f"({type(error).__name__}: {error}); take another optimizer, or optimizer=False to leave it out"
-            ) from error
-        self.optimizer.zero_grad()
+        for optimizer in self._optimizers():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.requires_grad and position not in self.before.untrained:
+                        parameter.grad = torch.empty_like(parameter)
+                    position += 1
+            try:
+                with ListKernels():
+                    optimizer.step()
+            except Exception as error:
+                raise CaptureError(
+                    f"{type(optimizer).__name__} cannot take its first step on the meta device "
+                    f"({type(error).__name__}: {error}); take another optimizer, or optimizer=False to leave it out"
+                ) from error
+            optimizer.zero_grad()
 
     def run(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any]) -> dict[str, Any]:
         recorder = Recorder(counts_host=self.device == "cpu")
@@ -251,22 +260,23 @@ class _Attempt:
             for tensor in tensors_in(self.inputs):
                 if tensor.is_meta:
                     recorder.storage_before_step(tensor, "other")
-            if self.optimizer is not None:
-                for state in self.optimizer.state.values():
+            recorder.expect(self.outside, self.bystanders.tensors.values())
+            calls = CallWatch(tree, recorder)
+            gradients = GradientWatch(self.parameters, recorder)
+            for optimizer in self._optimizers():
+                for state in optimizer.state.values():
                     for tensor in tensors_in(state):
                         if tensor.is_meta or self.device == "cpu":
                             recorder.storage_before_step(tensor, "optimizer")
-                self._watch_optimizer(self.optimizer, recorder)
-            for position, parameter in enumerate(self.model.parameters()):
+                self._watch_optimizer(optimizer, recorder, gradients)
+            for position, parameter in enumerate(self.parameters):
                 if position in self.before.with_gradient:
                     parameter.grad = torch.empty_like(parameter)
                     recorder.storage_before_step(parameter.grad, "gradient")
-            calls = CallWatch(tree, recorder)
-            gradients = GradientWatch(self.model, recorder)
             for tensor, value in self.replica.values:
                 recorder.values.know(tensor, value)
             try:
-                with calls.watching(), gradients.watching(), recorder.saving(), _eagerly(), self._elsewhere(), recorder:
+                with calls.watching(), gradients.watching(), recorder.saving(), _eagerly(), self._elsewhere(recorder), recorder:
                     output = step(self.model, self.optimizer, self.inputs)
             except UnknownValue as error:
                 raise _unknown_value(error, calls) from error
@@ -276,7 +286,8 @@ class _Attempt:
                 raise _explained(error, recorder, calls) from error
             finally:
                 recorder.close()
-            if not gradients.trained:
+            gradients.look_at(self.model.parameters())
+            if not any(id(parameter) in gradients.trained for parameter in self.model.parameters()):
                 raise CaptureError(
                     "Backward gave no parameter a gradient; check requires_grad of the model's parameters, and that "
                     "the step calls backward"
@@ -299,35 +310,44 @@ class _Attempt:
             "events": [event for event in events if event is not None],
         }
 
-    def _elsewhere(self) -> contextlib.AbstractContextManager[Any]:
+    def _elsewhere(self, recorder: Recorder) -> contextlib.AbstractContextManager[Any]:
         # It takes time at every call of torch, and only tensors that are not there yet need it.
-        return contextlib.nullcontext() if next(tensors_in(self.inputs), None) is not None else Elsewhere(self.device)
+        if next(tensors_in(self.inputs), None) is not None:
+            return contextlib.nullcontext()
+        return Elsewhere(self.device, recorder.bring)
 
-    def _watch_optimizer(self, optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+    def _watch_optimizer(
+        self, optimizer: torch.optim.Optimizer, recorder: Recorder, gradients: GradientWatch
+    ) -> None:
         def begins(*_: Any) -> None:
             recorder.in_optimizer = True
+            gradients.look_at(parameter for group in optimizer.param_groups for parameter in group["params"])
 
         def is_over(*_: Any) -> None:
             recorder.in_optimizer = False
             recorder.after_optimizer = True
+            recorder.stepped |= optimizer is self.optimizer
 
         optimizer.register_step_pre_hook(begins)
         optimizer.register_step_post_hook(is_over)
 
     def _note_untrained(self, gradients: GradientWatch) -> None:
-        if self.optimizer is None:
-            return
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        listed = [
+            (optimizer, parameter)
+            for optimizer in self._optimizers()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
         untrained = frozenset(
             position
-            for position, parameter in enumerate(parameters)
-            if id(parameter) not in gradients.trained and self.optimizer.state.get(parameter)
+            for position, (optimizer, parameter) in enumerate(listed)
+            if id(parameter) not in gradients.trained and optimizer.state.get(parameter)
         )
         self.after = dataclasses.replace(self.after, untrained=self.before.untrained | untrained)
 
     def _note_gradients(self) -> None:
         with_gradient = frozenset(
-            position for position, parameter in enumerate(self.model.parameters()) if parameter.grad is not None
+            position for position, parameter in enumerate(self.parameters) if parameter.grad is not None
         )
         self.after = dataclasses.replace(self.after, with_gradient=with_gradient)
 
