@@ -38,6 +38,7 @@ from .operators import (
     TO_COPY,
     Facts,
 )
+from .optimizers import assume_number, assume_read
 from .references import FreshRef, Saved, StorageRef
 from .replica import Replica, is_readable
 from .shapes import Layout, Shapes
@@ -447,9 +448,13 @@ class Recorder(TorchDispatchMode):
             self._describe((*args, *kwargs.values()), inputs)
         if func in LENGTHS:
             args = with_lengths(self.values, func, args)
+        if self.in_optimizer:
+            assume_read(self.values, func, args)
         out = self._shapes.run(func, args, kwargs, inputs)
         if func is EMPTY_LIKE:
             know_permutation(self.values, out)
+        elif self.in_optimizer:
+            assume_number(self.values, args, out)
 
         mutates: list[int] = []
         writes_view = False

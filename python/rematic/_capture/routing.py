@@ -23,6 +23,7 @@ from .norms import (
     group_norm_meta,
     rms_norm_on_cuda,
 )
+from .optimizers import capturable_as_on
 from .recurrent import RECURRENT_META, RECURRENT_ON_CPU
 
 aten: Any = torch.ops.aten
@@ -118,6 +119,7 @@ def as_on(device: str) -> Iterator[None]:
                 assert library.m is not None
                 library.m.impl(name, "Meta", kernel, False)
         stack.enter_context(_optimizers_as_on(device))
+        stack.enter_context(capturable_as_on(device))
         stack.enter_context(Autocast(device, DEVICES[device]).watching())
         yield
 

@@ -28,10 +28,10 @@ from .cache import caching_configs, without_cache
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, user_line
 from .modules import FORWARDS, CallWatch, GradientWatch, ModuleTree
+from .optimizers import take_first_step
 from .recorder import Recorder
 from .replica import Replica
 from .routing import DEVICES, as_on
-from .shapes import ListKernels
 from .trees import tensors_in
 
 __all__ = ["OptimizerChoice", "capture", "capture_step", "document", "document_of_step"]
@@ -241,15 +241,7 @@ class _Attempt:
                     if parameter.requires_grad and position not in self.before.untrained:
                         parameter.grad = torch.empty_like(parameter)
                     position += 1
-            try:
-                with ListKernels():
-                    optimizer.step()
-            except Exception as error:
-                raise CaptureError(
-                    f"{type(optimizer).__name__} cannot take its first step on the meta device "
-                    f"({type(error).__name__}: {error}); take another optimizer, or optimizer=False to leave it out"
-                ) from error
-            optimizer.zero_grad()
+            take_first_step(optimizer)
 
     def run(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any]) -> dict[str, Any]:
         recorder = Recorder(counts_host=self.device == "cpu")
