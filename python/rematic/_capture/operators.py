@@ -33,12 +33,14 @@ COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
 class Facts:
     """What is the same for every call of an operator."""
 
-    __slots__ = ("name", "flags", "mutated", "mutated_keywords", "recorded", "is_composite")
+    __slots__ = ("name", "flags", "mutated", "mutated_keywords", "recorded", "is_composite", "replaces")
 
     def __init__(self, func: Any, name: int) -> None:
         self.name = name
         self.recorded = func.namespace not in ("profiler", "prim", "prims")
         self.is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        # Whether its argument has another storage afterwards.
+        self.replaces = func._opname == "set_"
         self.flags: list[str] = []
         # A backward kernel reads the seed that forward drew, whatever its tag says.
         draws = torch.Tag.nondeterministic_seeded in func.tags and not func._opname.endswith("_backward")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint as checkpoints
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .cudnn import assume_reserve
 from .errors import CaptureError
 from .lengths import EMPTY_LIKE, LENGTHS, know_permutation, with_lengths
 from .nodes import Nodes
@@ -446,8 +447,11 @@ class Recorder(TorchDispatchMode):
             args, kwargs = self._moved(func, facts, args, kwargs)
             inputs.clear()
             self._describe((*args, *kwargs.values()), inputs)
+        assume_reserve(self.values, func)
         if func in LENGTHS:
             args = with_lengths(self.values, func, args)
+        # Until the operator is written down, it is there.
+        replaced = args[0].untyped_storage() if facts.replaces else None
         if self.in_optimizer:
             assume_read(self.values, func, args)
         out = self._shapes.run(func, args, kwargs, inputs)
@@ -478,6 +482,7 @@ class Recorder(TorchDispatchMode):
         self._record(facts, flags, inputs, outputs, mutates)
         self._nodes.ran(len(self.ops) - 1, writes_view, args[0] if func is CLONE else None)
         self.running = outer
+        del replaced
         return out
 
     def _detach_saved(self, ref: FreshRef, tensor: Tensor) -> Tensor:

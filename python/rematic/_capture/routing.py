@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .attention import attention_on_cpu, attention_on_cuda
 from .autocast import Autocast, Kernel
+from .cudnn import CUDNN_META, CUDNN_ON_CUDA
 from .losses import LOSSES_META, LOSSES_ON_CUDA
 from .norms import (
     batch_norm_on_cuda,
@@ -82,6 +83,7 @@ CUDA: dict[str, Kernel] = {
     "softmax.int": _softmax_on_cuda,
     "log_softmax.int": _log_softmax_on_cuda,
     "one_hot": _one_hot_on_cuda,
+    **CUDNN_ON_CUDA,
     **LOSSES_ON_CUDA,
 }
 META: dict[str, Kernel] = {
@@ -92,6 +94,7 @@ META: dict[str, Kernel] = {
 }
 CUDA_META: dict[str, Kernel] = {
     **META,
+    **CUDNN_META,
     "_fused_rms_norm": fused_rms_norm_meta,
     "_fused_rms_norm_backward": fused_rms_norm_backward_meta,
 }

@@ -25,6 +25,7 @@ from rematic._apply.wrapping import check_free
 from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer
 from .bystanders import Bystanders
 from .cache import caching_configs, without_cache
+from .cudnn import flatten_weights
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, user_line
 from .modules import FORWARDS, CallWatch, GradientWatch, ModuleTree
@@ -204,6 +205,8 @@ class _Attempt:
         self.device = device
         self.replica = Replica()
         self.model = self.replica.model(model)
+        if device == "cuda":
+            flatten_weights(self.model)
         self.inputs = self.replica.inputs(*inputs)
         self.bystanders = bystanders
         self.outside = bystanders.replace(self.replica)
