@@ -12,21 +12,19 @@ Three things are watched, each where it happens:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import checkpoint as checkpoints
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .cudnn import assume_reserve
 from .errors import CaptureError
 from .lengths import EMPTY_LIKE, LENGTHS, know_permutation, with_lengths
 from .nodes import Nodes
 from .operators import (
-    ACROSS_DEVICES,
     BACKWARD,
     CATEGORIES,
     CLONE,
@@ -41,16 +39,16 @@ from .operators import (
 )
 from .optimizers import assume_number, assume_read
 from .references import FreshRef, Saved, StorageRef
-from .replica import Replica, is_readable
 from .shapes import Layout, Shapes
-from .trees import map_tensors, tensors_in
+from .trees import tensors_in
+from .twins import Twins
 from .values import Values
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Twins):
     """The dispatch mode. Its lists are the tables of the trace format."""
 
     def __init__(self, counts_host: bool = False) -> None:
@@ -79,7 +77,6 @@ class Recorder(TorchDispatchMode):
         self._facts: dict[Any, Facts] = {}
         self._storages: dict[int, StorageRef] = {}
         self._drops: dict[int, int] = {}
-        self._quiet = False
 
         self._nodes = Nodes(self._hold)
         self._holds: dict[int, int] = {}
@@ -90,11 +87,6 @@ class Recorder(TorchDispatchMode):
 
         # Whether tensors of the step, real ones, and any that the step has not met are among an operator's arguments.
         self._natives = self._strangers = self._foreigners = False
-        # What storages of other networks that the step reaches hold; and those of tensors that it must not change.
-        self._expected: dict[int, str] = {}
-        self._guarded: set[int] = set()
-        # What stands for the user's tensors. Without it, they are taken as they are.
-        self.replica: Replica | None = None
 
     # ---- tensors ----
 
@@ -116,13 +108,6 @@ class Recorder(TorchDispatchMode):
         ref = self._storages.get(storage._cdata)
         return self._add_storage(storage, category, None) if ref is None else ref.row
 
-    def expect(self, outside: Iterable[Tensor], guarded: Iterable[Tensor]) -> None:
-        """Tensors of other networks, which count once they are met; and the user's own, which stay as they are."""
-        for tensor in outside:
-            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-            self._expected.setdefault(tensor.untyped_storage()._cdata, kind)
-        self._guarded = {tensor.untyped_storage()._cdata for tensor in guarded if tensor.layout is torch.strided}
-
     def add_previous(self, size: int) -> int:
         """A storage that the previous step has left."""
         self.storages.append([size, "activation", None])
@@ -133,16 +118,6 @@ class Recorder(TorchDispatchMode):
         self.storages.append([storage.nbytes(), category, birth])
         self._watch(StorageRef(storage, self._dropped), storage, row)
         return row
-
-    def _watch(self, ref: StorageRef, storage: torch.UntypedStorage, row: int) -> None:
-        ref.row = row
-        ref.address = storage._cdata
-        self._storages[ref.address] = ref
-
-    def row_of(self, tensor: Tensor) -> int | None:
-        """The row of a tensor's storage, if the trace knows it."""
-        ref = self._storages.get(tensor.untyped_storage()._cdata)
-        return None if ref is None else ref.row
 
     def is_alive(self, row: int) -> bool:
         """Whether an ordinary reference to the storage is left."""
@@ -322,97 +297,6 @@ class Recorder(TorchDispatchMode):
             elif isinstance(result, (tuple, list)):
                 on_host |= self._describe_results(result, op, category, rows)
         return on_host
-
-    def on_device(self, tensor: Tensor) -> Tensor:
-        """For a real tensor among those of the step (a batch that the step's function holds): one on the device."""
-        return tensor if tensor.is_meta or not tensor.dim() else self._stand_in(tensor)
-
-    def _stand_in(self, tensor: Tensor) -> Tensor:
-        if self.replica is None or tensor.is_meta:
-            return tensor
-        real = self._storages.get(tensor.untyped_storage()._cdata)
-        if real is not None and self.storages[real.row][2] is not None:
-            return self._twin(tensor, real.row)  # the step has made it, and may let go of it
-        self._quiet = True
-        try:
-            made = self.replica.tensor(tensor)
-            if is_readable(tensor) and self.values.value_of(made) is None:
-                self.values.know(made, tensor.detach())
-        finally:
-            self._quiet = False
-        storage = made.untyped_storage()
-        if real is not None and storage._cdata not in self._storages:
-            # On the CPU both lie in the memory that is counted, and only one is there.
-            self._watch(StorageRef(storage, self._dropped), storage, real.row)
-        return made
-
-    def _changes_guarded(self, facts: Facts, args: Any, kwargs: Any) -> bool:
-        if not facts.mutated_keywords:
-            return False
-        written = (tensor for tensor in tensors_in(facts.written(args, kwargs)) if not tensor.is_meta)
-        return any(tensor.untyped_storage()._cdata in self._guarded for tensor in written)
-
-    def _stays(self, tensor: Tensor, options: dict[str, Any]) -> Tensor | None:
-        """A tensor that is sent from the CPU to the device or back where the CPU is the device, so that nothing moves:
-        its twin on the other side, if its value is known."""
-        device, dtype = options.get("device"), options.get("dtype")
-        row = self.row_of(tensor)
-        if device is None or dtype not in (None, tensor.dtype) or row is None:
-            return None
-        if device.type != ("cpu" if tensor.is_meta else "meta"):
-            return None
-        return self._twin(tensor, row) if self.values.value_of(tensor) is not None else None
-
-    def _twin(self, tensor: Tensor, row: int) -> Tensor:
-        """The same tensor on the other side, in the same memory."""
-        self._quiet = True
-        try:
-            value = self.values.value_of(tensor)
-            if tensor.is_meta:
-                assert value is not None
-                twin: Tensor = value.get(self.values).clone()
-            else:
-                twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-                if is_readable(tensor):
-                    self.values.know(twin, tensor.clone())
-        finally:
-            self._quiet = False
-        self._share(twin, tensor, row)
-        return twin
-
-    def _share(self, twin: Tensor, tensor: Tensor, row: int) -> None:
-        """The memory is there as long as one of them lives."""
-        twin._rematic_origin = tensor  # type: ignore[attr-defined]
-        storage = twin.untyped_storage()
-        self._watch(StorageRef(storage, self._forget), storage, row)
-
-    def bring(self, tensor: Tensor) -> None:
-        """Turns a real tensor that the step has made into one on the device, in its place."""
-        if tensor.untyped_storage()._cdata in self._guarded or not tensor.is_leaf:
-            return
-        self._quiet = True
-        try:
-            twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-            row = self.row_of(tensor)
-            torch.utils.swap_tensors(tensor, twin)
-        finally:
-            self._quiet = False
-        if row is not None:
-            self._share(tensor, twin, row)
-
-    def _forget(self, ref: StorageRef) -> None:
-        del self._storages[ref.address]
-
-    def _moved(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments of an operator on tensors of the step and real ones, with the real ones on the device."""
-        # What tensors of the step are written to, as an average of weights or a scale, would lie beside them.
-        args = tuple(
-            map_tensors(item, self._stand_in) if position in facts.mutated else item
-            for position, item in enumerate(args)
-        )
-        if func in ACROSS_DEVICES or not self._strangers:
-            return args, kwargs
-        return map_tensors((args, kwargs), self.on_device)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rematic._core import RematicWarning, Trace
 from rematic._apply.wrapping import check_free
 
-from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer
+from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer, unwrapped
 from .bystanders import Bystanders
 from .cache import caching_configs, without_cache
 from .cudnn import flatten_weights
@@ -163,7 +163,7 @@ def _run(
     if kind not in DEVICES:
         raise CaptureError(f"Operators of device `{device}` are not known; take {' or '.join(sorted(DEVICES))}")
     check_optimizer(optimizer)
-    model = getattr(model, "_orig_mod", model)
+    model = unwrapped(model)
     check_free(model)
     caching = [] if "use_cache" in inputs[1] else caching_configs(model)
     if caching:
@@ -374,6 +374,15 @@ def _explained(error: Exception, recorder: Recorder, calls: CallWatch) -> Captur
     at = f"\n  at {line}" if line else ""
     if isinstance(error, NotImplementedError):
         hint = "An operator without a meta kernel needs one (torch.library.register_fake)."
+    elif "don't yet support saved tensor hooks" in str(error):
+        hint = "Gradients of torch.func cannot be watched; take torch.autograd.grad."
+    elif "FlexAttention" in str(error):
+        hint = (
+            "Flex attention is made by the compiler, and has no backward on the CPU; take "
+            "torch.nn.functional.scaled_dot_product_attention."
+        )
+    elif "expected device cpu but got meta" in str(error):
+        hint = "A tensor that the step makes on the CPU needs a gradient: make it with requires_grad=True, or on the device."
     elif not torch.is_grad_enabled():
         hint = "Gradients are off (torch.no_grad or torch.inference_mode): capture outside of it."
     else:
