@@ -109,7 +109,7 @@ def test_everything_a_step_touches_is_put_back(device: str) -> None:
 
 
 def test_a_step_that_fails_is_undone_too() -> None:
-    trainer = Trainer()
+    trainer, model = Trainer(), nn.Linear(16, 16)
 
     def step(model: nn.Module, optimizer: Any) -> None:
         trainer.step(model, optimizer)
@@ -117,7 +117,7 @@ def test_a_step_that_fails_is_undone_too() -> None:
 
     before = state(trainer)
     with pytest.raises(rematic.CaptureError, match="ValueError: no"):
-        rematic.capture_step(step, nn.Linear(16, 16), device="cpu")
+        rematic.capture_step(step, model, device="cpu")
     assert same(state(trainer), before)
 
 
