@@ -22,6 +22,24 @@ def check_model(model: Any, advice: str) -> None:
     raise TypeError(f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}; {advice}")
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of what a compiler puts around it; what spreads it over devices is refused."""
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(model, nn.DataParallel):
+        raise CaptureError(
+            "DataParallel copies the model to every GPU in each step, which cannot be captured; capture its module "
+            "(model.module) with the batch of one GPU"
+        )
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        held = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+        views = "which its gradients are views of" if model.gradient_as_bucket_view else "beside its gradients"
+        raise CaptureError(
+            f"DistributedDataParallel holds its buckets of gradients, {held:,} bytes, {views}; capture its module "
+            f"(model.module), and {'count nothing more' if model.gradient_as_bucket_view else 'leave room for the buckets'}"
+        )
+    return model
+
+
 def check_loss(loss: Any) -> None:
     """Refuses a loss that cannot be called."""
     if loss is not None and not callable(loss):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,22 +11,42 @@ from torch.overrides import TorchFunctionMode
 META = torch.device("meta")
 
 
+# Makers of floats that no program looks at. Others, as `torch.rand`, may decide what is done.
+_FLOATS = (torch.randn, torch.zeros, torch.ones, torch.empty)
+
+
+# What needs a gradient gets it from the model's operators.
+_NEEDS_GRADIENT = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+
+
 class Elsewhere(TorchFunctionMode):
     """Sends what is made on or moved to the imitated device to the meta device."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, bring: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
         self._device = device
+        # Turns a real tensor into one on the device.
+        self._bring = bring
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda and self._device == "cuda":
             return args[0].to(META)
+        if func in _NEEDS_GRADIENT and all(args[1:]) and not args[0].is_meta:
+            self._bring(args[0])
         if "device" in kwargs and self._is_meant(kwargs["device"]):
+            kwargs = {**kwargs, "device": META}
+        elif func in _FLOATS and "device" not in kwargs and self._is_there(kwargs):
             kwargs = {**kwargs, "device": META}
         elif func is torch.Tensor.to and len(args) > 1 and self._is_meant(args[1]):
             args = (args[0], META, *args[2:])
         return func(*args, **kwargs)
+
+    def _is_there(self, options: dict[str, Any]) -> bool:
+        """Whether a tensor for which no device is named lies on the imitated one: on the CPU, and where it needs a
+        gradient, which the model's operators give."""
+        dtype = options.get("dtype")
+        return options.get("requires_grad", False) or (self._device == "cpu" and (dtype is None or dtype.is_floating_point))
 
     def _is_meant(self, device: Any) -> bool:
         if isinstance(device, str):

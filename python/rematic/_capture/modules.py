@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -105,6 +105,8 @@ class CallWatch:
             row = rows.get(id(module))
             # A forward that runs again during backward belongs to that backward.
             if row is None or _graph_task() != -1:
+                if not watch._recorder.in_optimizer:
+                    watch._recorder.after_optimizer = False
                 return original(module, *args, **kwargs)
             if not watch._recorder.call_stack:
                 args, kwargs = map_tensors((args, kwargs), watch._recorder.on_device)
@@ -178,8 +180,9 @@ class CallWatch:
         return number
 
     def _begin_forward(self, row: int) -> None:
-        if self.forwards and self._recorder.after_optimizer:
+        if self.forwards and self._recorder.stepped:
             self.forwards.append(STEP)
+        self._recorder.stepped = False
         evaluates = self._trains and not self._tree.model.training
         trains = torch.is_grad_enabled() and not evaluates
         self.forwards.append(forward_word(trains, self._tree.paths[row].partition(".")[2]))
@@ -215,15 +218,15 @@ class CallWatch:
 class GradientWatch:
     """Notes when a parameter's gradient comes to be."""
 
-    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+    def __init__(self, parameters: Iterable[Tensor], recorder: Recorder) -> None:
         self._recorder = recorder
         self.rows: set[int] = set()
         self.trained: set[int] = set()
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While it is entered, the gradients of the model's parameters are noted."""
+        """While it is entered, the gradients of the parameters are noted."""
         handles: list[RemovableHandle] = []
         for parameter in self._parameters:
             if parameter.is_leaf:
@@ -241,6 +244,12 @@ class GradientWatch:
         if row is not None:
             self.rows.add(row)
             self._recorder.recategorize(gradient, "gradient")
+
+    def look_at(self, parameters: Iterable[Tensor]) -> None:
+        """Notes gradients that were set by hand."""
+        for parameter in parameters:
+            if parameter.grad is not None and id(parameter) not in self.trained:
+                self._accumulated(parameter)
 
     def _accumulated(self, parameter: Tensor) -> None:
         self.trained.add(id(parameter))

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .lengths import PACK
+
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 CATEGORIES = {FORWARD: "activation", BACKWARD: "temp", OPTIMIZER: "optimizer"}
 DTYPES = {
@@ -22,20 +24,23 @@ DETACH = torch.ops.aten.detach.default
 # Random only if it drops weights; the other random operators are known by their tag.
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
 FLASH_DROPOUT = 3
-# They read on one device and write on another.
-ACROSS_DEVICES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+TO_COPY = torch.ops.aten._to_copy.default
+# They read on one device and write on another, or take lengths on the CPU.
+ACROSS_DEVICES = (torch.ops.aten.copy_.default, TO_COPY, PACK)
 COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
 
 
 class Facts:
     """What is the same for every call of an operator."""
 
-    __slots__ = ("name", "flags", "mutated", "mutated_keywords", "recorded", "is_composite")
+    __slots__ = ("name", "flags", "mutated", "mutated_keywords", "recorded", "is_composite", "replaces")
 
     def __init__(self, func: Any, name: int) -> None:
         self.name = name
         self.recorded = func.namespace not in ("profiler", "prim", "prims")
         self.is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        # Whether its argument has another storage afterwards.
+        self.replaces = func._opname == "set_"
         self.flags: list[str] = []
         # A backward kernel reads the seed that forward drew, whatever its tag says.
         draws = torch.Tag.nondeterministic_seeded in func.tags and not func._opname.endswith("_backward")

@@ -19,12 +19,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils import checkpoint as checkpoints
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from .cudnn import assume_reserve
 from .errors import CaptureError
+from .lengths import LENGTHS, with_lengths
 from .nodes import Nodes
 from .operators import (
-    ACROSS_DEVICES,
     BACKWARD,
     CATEGORIES,
     CLONE,
@@ -34,19 +34,21 @@ from .operators import (
     FLASH_DROPOUT,
     FORWARD,
     OPTIMIZER,
+    TO_COPY,
     Facts,
 )
+from .optimizers import assume_number, assume_read
 from .references import FreshRef, Saved, StorageRef
-from .replica import Replica
 from .shapes import Layout, Shapes
-from .trees import map_tensors, tensors_in
+from .trees import tensors_in
+from .twins import Twins
 from .values import Values
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Twins):
     """The dispatch mode. Its lists are the tables of the trace format."""
 
     def __init__(self, counts_host: bool = False) -> None:
@@ -65,6 +67,8 @@ class Recorder(TorchDispatchMode):
         # The optimizer steps; and it has, and no forward has begun since.
         self.in_optimizer = False
         self.after_optimizer = False
+        # The captured model's optimizer has stepped, and the model's forward has not begun since.
+        self.stepped = False
         # What the operator that runs now is, for errors.
         self.running: Any = None
         self.call_stack: list[int] = []
@@ -73,7 +77,6 @@ class Recorder(TorchDispatchMode):
         self._facts: dict[Any, Facts] = {}
         self._storages: dict[int, StorageRef] = {}
         self._drops: dict[int, int] = {}
-        self._quiet = False
 
         self._nodes = Nodes(self._hold)
         self._holds: dict[int, int] = {}
@@ -84,8 +87,6 @@ class Recorder(TorchDispatchMode):
 
         # Whether tensors of the step, real ones, and any that the step has not met are among an operator's arguments.
         self._natives = self._strangers = self._foreigners = False
-        # What stands for the user's tensors. Without it, they are taken as they are.
-        self.replica: Replica | None = None
 
     # ---- tensors ----
 
@@ -117,16 +118,6 @@ class Recorder(TorchDispatchMode):
         self.storages.append([storage.nbytes(), category, birth])
         self._watch(StorageRef(storage, self._dropped), storage, row)
         return row
-
-    def _watch(self, ref: StorageRef, storage: torch.UntypedStorage, row: int) -> None:
-        ref.row = row
-        ref.address = storage._cdata
-        self._storages[ref.address] = ref
-
-    def row_of(self, tensor: Tensor) -> int | None:
-        """The row of a tensor's storage, if the trace knows it."""
-        ref = self._storages.get(tensor.untyped_storage()._cdata)
-        return None if ref is None else ref.row
 
     def is_alive(self, row: int) -> bool:
         """Whether an ordinary reference to the storage is left."""
@@ -282,7 +273,7 @@ class Recorder(TorchDispatchMode):
                         self._foreigners = True
                         if item.is_meta:
                             self.values.meet(storage)
-                        row = self._add_storage(storage, "other", None)
+                        row = self._add_storage(storage, self._expected.get(storage._cdata, "other"), None)
                     else:
                         row = ref.row
                     key = (item.dtype, item.shape, item.stride())
@@ -314,38 +305,6 @@ class Recorder(TorchDispatchMode):
                 on_host |= self._describe_results(result, op, category, rows)
         return on_host
 
-    def on_device(self, tensor: Tensor) -> Tensor:
-        """For a real tensor among those of the step (a batch that the step's function holds): one on the device."""
-        return tensor if tensor.is_meta or not tensor.dim() else self._stand_in(tensor)
-
-    def _stand_in(self, tensor: Tensor) -> Tensor:
-        if self.replica is None or tensor.is_meta:
-            return tensor
-        self._quiet = True
-        try:
-            made = self.replica.tensor(tensor)
-        finally:
-            self._quiet = False
-        if not isinstance(tensor, torch.nn.Parameter):
-            self.values.know(made, tensor)
-        real = self._storages.get(tensor.untyped_storage()._cdata)
-        storage = made.untyped_storage()
-        if real is not None and storage._cdata not in self._storages:
-            # On the CPU both lie in the memory that is counted, and only one is there.
-            self._watch(StorageRef(storage, self._dropped), storage, real.row)
-        return made
-
-    def _moved(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments of an operator on tensors of the step and real ones, with the real ones on the device."""
-        # What tensors of the step are written to, as an average of weights or a scale, would lie beside them.
-        args = tuple(
-            map_tensors(item, self._stand_in) if position in facts.mutated else item
-            for position, item in enumerate(args)
-        )
-        if func in ACROSS_DEVICES or not self._strangers:
-            return args, kwargs
-        return map_tensors((args, kwargs), self.on_device)
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._quiet or self._closed:
@@ -354,6 +313,10 @@ class Recorder(TorchDispatchMode):
             ref = self._storages.get(args[0].untyped_storage()._cdata)
             if type(ref) is FreshRef and ref.detaches:
                 return self._detach_saved(ref, args[0])
+        if func is TO_COPY and self._counts_host:
+            twin = self._stays(args[0], kwargs)
+            if twin is not None:
+                return twin
         facts = self._facts.get(func)
         if facts is None:
             facts = self._facts_of(func)
@@ -371,11 +334,20 @@ class Recorder(TorchDispatchMode):
             self._describe(kwargs.values(), inputs)
         if self._foreigners and self.replica is not None:
             self.replica.check_foreigners(func, facts, args, kwargs)
-        if self._foreigners and self._natives:
+        if self._foreigners and (self._natives or self._changes_guarded(facts, args, kwargs)):
             args, kwargs = self._moved(func, facts, args, kwargs)
             inputs.clear()
             self._describe((*args, *kwargs.values()), inputs)
+        assume_reserve(self.values, func)
+        if func in LENGTHS:
+            args = with_lengths(self.values, func, args)
+        # Until the operator is written down, it is there.
+        replaced = args[0].untyped_storage() if facts.replaces else None
+        if self.in_optimizer:
+            assume_read(self.values, func, args)
         out = self._shapes.run(func, args, kwargs, inputs)
+        elif self.in_optimizer:
+            assume_number(self.values, args, out)
 
         mutates: list[int] = []
         writes_view = False
@@ -399,6 +371,7 @@ class Recorder(TorchDispatchMode):
         self._record(facts, flags, inputs, outputs, mutates)
         self._nodes.ran(len(self.ops) - 1, writes_view, args[0] if func is CLONE else None)
         self.running = outer
+        del replaced
         return out
 
     def _detach_saved(self, ref: FreshRef, tensor: Tensor) -> Tensor:
@@ -466,6 +439,7 @@ class Recorder(TorchDispatchMode):
         """The step is over; what goes from now on is not part of it, and the user's tensors are let go of."""
         self._closed = True
         self.replica = None
+        self._guarded.clear()
 
     # ---- module calls ----
 

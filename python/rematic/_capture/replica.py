@@ -58,6 +58,13 @@ class Replica:
             self.values.append((made, original))
         return made
 
+    def is_of_model(self, tensor: Tensor) -> bool:
+        """Whether it is one of the user's model's own."""
+        if tensor.layout is not torch.strided:
+            return False
+        address = tensor.untyped_storage()._cdata
+        return address in self._parameters or address in self._buffers
+
     def check_foreigners(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> None:
         """Refuses an operator on the user's own model, which it would train. A buffer may be read: a loss often knows
         the weights of classes."""

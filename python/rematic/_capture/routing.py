@@ -15,7 +15,9 @@ from torch import Tensor
 from .attention import attention_on_cpu, attention_on_cuda
 from .autocast import Autocast, Kernel
 from .convolution import CPU_CONVOLUTIONS, CUDA_CONVOLUTIONS, Convolutions
+from .cudnn import CUDNN_META, CUDNN_ON_CUDA
 from .layouts import layout_kernels
+from .losses import LOSSES_META, LOSSES_ON_CUDA
 from .norms import (
     batch_norm_backward_on_cpu_meta,
     batch_norm_on_cpu_meta,
@@ -28,6 +30,8 @@ from .norms import (
     layer_norm_on_cpu_meta,
     rms_norm_on_cuda,
 )
+from .optimizers import capturable_as_on
+from .recurrent import RECURRENT_META, RECURRENT_ON_CPU
 
 aten: Any = torch.ops.aten
 
@@ -85,6 +89,8 @@ CUDA: dict[str, Kernel] = {
     "softmax.int": _softmax_on_cuda,
     "log_softmax.int": _log_softmax_on_cuda,
     "one_hot": _one_hot_on_cuda,
+    **CUDNN_ON_CUDA,
+    **LOSSES_ON_CUDA,
 }
 
 
@@ -95,10 +101,13 @@ def _convolutions(of: Convolutions) -> dict[str, Kernel]:
 META: dict[str, Kernel] = {
     "native_group_norm": group_norm_meta,
     "native_group_norm_backward": group_norm_backward_meta,
+    **LOSSES_META,
+    **RECURRENT_META,
 }
 CUDA_META: dict[str, Kernel] = {
     **META,
     **_convolutions(CUDA_CONVOLUTIONS),
+    **CUDNN_META,
     "_fused_rms_norm": fused_rms_norm_meta,
     "_fused_rms_norm_backward": fused_rms_norm_backward_meta,
 }
@@ -113,6 +122,7 @@ CPU_META: dict[str, Kernel] = {
 CPU: dict[str, Kernel] = {
     "scaled_dot_product_attention": attention_on_cpu,
     "one_hot": _one_hot_on_cpu,
+    **RECURRENT_ON_CPU,
 }
 DEVICES = {"cuda": CUDA, "cpu": CPU}
 META_KERNELS = {"cuda": CUDA_META, "cpu": CPU_META}
@@ -133,6 +143,7 @@ def as_on(device: str) -> Iterator[None]:
                 assert library.m is not None
                 library.m.impl(name, "Meta", kernel, False)
         stack.enter_context(_optimizers_as_on(device))
+        stack.enter_context(capturable_as_on(device))
         stack.enter_context(Autocast(device, DEVICES[device]).watching())
         yield
 

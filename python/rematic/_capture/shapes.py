@@ -71,6 +71,8 @@ def _kind(func: Any) -> int:
     name = func._opname
     if func in READERS or any(argument.is_out for argument in func._schema.arguments):
         return _OTHER
+    if torch.Tag.inplace_view in func.tags:
+        return _OTHER  # its argument has another shape afterwards
     if schema.is_mutable:
         if name.startswith(("_foreach_", "_fused_")) and not schema.returns:
             return _OVERWRITES_LIST

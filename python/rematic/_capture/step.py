@@ -22,19 +22,20 @@ from torch import Tensor, nn
 from rematic._core import RematicWarning, Trace
 from rematic._apply.wrapping import check_free
 
-from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer
+from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer, unwrapped
 from .attributes import AttributeWatch, rows_of
-from .bystanders import untouched
+from .bystanders import Bystanders
 from .cache import caching_configs, without_cache
 from .contents import META_INPUT
+from .cudnn import flatten_weights
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, user_line
 from .literals import Literals
 from .modules import FORWARDS, TRAIN, CallWatch, GradientWatch, ModuleTree
+from .optimizers import take_first_step
 from .recorder import Recorder
 from .replica import Replica
 from .routing import DEVICES, as_on
-from .shapes import ListKernels
 from .signature import INPUTS, NEXT
 from .trees import tensors_in
 from .values import Values
@@ -71,7 +72,7 @@ def document(
             copied.zero_grad()
         return output
 
-    return _run(step, model, optimizer, device, (args, kwargs))
+    return _run(step, model, optimizer, device, (args, kwargs), Bystanders(loss))
 
 
 def document_of_step(
@@ -89,8 +90,7 @@ def document_of_step(
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
         return fn(copied, stepper)
 
-    with untouched(fn):
-        return _run(step, model, optimizer, device, ((), {}))
+    return _run(step, model, optimizer, device, ((), {}), Bystanders(fn))
 
 
 def capture(
@@ -162,12 +162,13 @@ def _run(
     optimizer: OptimizerChoice,
     device: str,
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    bystanders: Bystanders,
 ) -> bytes:
     kind = str(device).split(":")[0]
     if kind not in DEVICES:
         raise CaptureError(f"Operators of device `{device}` are not known; take {' or '.join(sorted(DEVICES))}")
     check_optimizer(optimizer)
-    model = getattr(model, "_orig_mod", model)
+    model = unwrapped(model)
     check_free(model)
     caching = [] if "use_cache" in inputs[1] else caching_configs(model)
     if caching:
@@ -175,8 +176,9 @@ def _run(
     with without_cache(caching):
         before = _Before()
         while True:
-            attempt = _Attempt(model, optimizer, kind, inputs, before)
-            document = attempt.run(step)
+            with bystanders.untouched():
+                attempt = _Attempt(model, optimizer, kind, inputs, bystanders, before)
+                document = attempt.run(step)
             if attempt.after == before:
                 return json.dumps(document, separators=(",", ":")).encode()
             # What a step leaves, it finds. That is known now.
@@ -187,9 +189,9 @@ def _run(
 class _Before:
     """What a step in steady state finds, as it has left it."""
 
-    # Positions in the optimizer of parameters that never get a gradient: no state is made for them.
+    # Positions in the optimizers of parameters that never get a gradient: no state is made for them.
     untrained: frozenset[int] = frozenset()
-    # Positions in the model of parameters whose gradients outlive the step: it begins with `zero_grad`.
+    # Positions among all parameters of those whose gradients outlive the step: it begins with `zero_grad`.
     with_gradient: frozenset[int] = frozenset()
 
 
@@ -202,15 +204,22 @@ class _Attempt:
         optimizer: OptimizerChoice,
         device: str,
         inputs: tuple[tuple[Any, ...], dict[str, Any]],
+        bystanders: Bystanders,
         before: _Before,
     ) -> None:
         self.device = device
         self.replica = Replica()
         self.model = self.replica.model(model)
         self._of_model = len(self.replica.values)
+        if device == "cuda":
+            flatten_weights(self.model)
         self.inputs = self.replica.inputs(*inputs)
+        self.bystanders = bystanders
+        self.outside = bystanders.replace(self.replica)
         with as_on(device):
             self.optimizer = self._optimizer(optimizer)
+        # All that are trained: the model's, and those of other networks that the step reaches.
+        self.parameters = [*self.model.parameters(), *(tensor for tensor in self.outside if tensor.requires_grad)]
         self.before = before
         self.after = before
 
@@ -228,25 +237,20 @@ class _Attempt:
             return made
         return torch.optim.Adam(parameters, lr=DEFAULT_LEARNING_RATE, foreach=self.device == "cuda" or None)
 
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        own = [] if self.optimizer is None else [self.optimizer]
+        return own + self.bystanders.replaced_optimizers(self.replica)
+
     def _make_optimizer_state(self) -> None:
-        """As the first steps of training do: gradients come, and the optimizer makes its state for them."""
-        if self.optimizer is None:
-            return
+        """As the first steps of training do: gradients come, and the optimizers make their state for them."""
         position = 0
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and position not in self.before.untrained:
-                    parameter.grad = torch.empty_like(parameter)
-                position += 1
-        try:
-            with ListKernels():
-                self.optimizer.step()
-        except Exception as error:
-            raise CaptureError(
-                f"{type(self.optimizer).__name__} cannot take its first step on the meta device "
-                f"({type(error).__name__}: {error}); take another optimizer, or optimizer=False to leave it out"
-            ) from error
-        self.optimizer.zero_grad()
+        for optimizer in self._optimizers():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.requires_grad and position not in self.before.untrained:
+                        parameter.grad = torch.empty_like(parameter)
+                    position += 1
+            take_first_step(optimizer)
 
     def run(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any]) -> dict[str, Any]:
         recorder = Recorder(counts_host=self.device == "cpu")
@@ -257,18 +261,19 @@ class _Attempt:
             for tensor in tensors_in(self.inputs):
                 if tensor.is_meta:
                     recorder.storage_before_step(tensor, "other")
-            if self.optimizer is not None:
-                for state in self.optimizer.state.values():
+            recorder.expect(self.outside, self.bystanders.tensors.values())
+            calls = CallWatch(tree, recorder)
+            gradients = GradientWatch(self.parameters, recorder)
+            for optimizer in self._optimizers():
+                for state in optimizer.state.values():
                     for tensor in tensors_in(state):
                         if tensor.is_meta or self.device == "cpu":
                             recorder.storage_before_step(tensor, "optimizer")
-                self._watch_optimizer(self.optimizer, recorder)
-            for position, parameter in enumerate(self.model.parameters()):
+                self._watch_optimizer(optimizer, recorder, gradients)
+            for position, parameter in enumerate(self.parameters):
                 if position in self.before.with_gradient:
                     parameter.grad = torch.empty_like(parameter)
                     recorder.storage_before_step(parameter.grad, "gradient")
-            calls = CallWatch(tree, recorder)
-            gradients = GradientWatch(self.model, recorder)
             attributes = AttributeWatch(self.model, recorder)
             self._know_values(recorder.values)
             try:
@@ -282,7 +287,8 @@ class _Attempt:
                 raise _explained(error, recorder, calls) from error
             finally:
                 recorder.close()
-            if not gradients.trained:
+            gradients.look_at(self.model.parameters())
+            if not any(id(parameter) in gradients.trained for parameter in self.model.parameters()):
                 raise CaptureError(
                     "Backward gave no parameter a gradient; check requires_grad of the model's parameters, and that "
                     "the step calls backward"
@@ -308,7 +314,7 @@ class _Attempt:
     @contextlib.contextmanager
     def _recording(self, recorder: Recorder) -> Iterator[None]:
         literals = Literals(recorder.values, self.device)
-        with recorder.saving(), _eagerly(), self._elsewhere(), literals, recorder:
+        with recorder.saving(), _eagerly(), self._elsewhere(recorder), literals, recorder:
             yield
 
     def _know_values(self, values: Values) -> None:
@@ -322,35 +328,44 @@ class _Attempt:
             # A buffer may be a view of one.
             values.forget(parameter.untyped_storage())
 
-    def _elsewhere(self) -> contextlib.AbstractContextManager[Any]:
+    def _elsewhere(self, recorder: Recorder) -> contextlib.AbstractContextManager[Any]:
         # It takes time at every call of torch, and only tensors that are not there yet need it.
-        return contextlib.nullcontext() if next(tensors_in(self.inputs), None) is not None else Elsewhere(self.device)
+        if next(tensors_in(self.inputs), None) is not None:
+            return contextlib.nullcontext()
+        return Elsewhere(self.device, recorder.bring)
 
-    def _watch_optimizer(self, optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+    def _watch_optimizer(
+        self, optimizer: torch.optim.Optimizer, recorder: Recorder, gradients: GradientWatch
+    ) -> None:
         def begins(*_: Any) -> None:
             recorder.in_optimizer = True
+            gradients.look_at(parameter for group in optimizer.param_groups for parameter in group["params"])
 
         def is_over(*_: Any) -> None:
             recorder.in_optimizer = False
             recorder.after_optimizer = True
+            recorder.stepped |= optimizer is self.optimizer
 
         optimizer.register_step_pre_hook(begins)
         optimizer.register_step_post_hook(is_over)
 
     def _note_untrained(self, gradients: GradientWatch) -> None:
-        if self.optimizer is None:
-            return
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        listed = [
+            (optimizer, parameter)
+            for optimizer in self._optimizers()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
         untrained = frozenset(
             position
-            for position, parameter in enumerate(parameters)
-            if id(parameter) not in gradients.trained and self.optimizer.state.get(parameter)
+            for position, (optimizer, parameter) in enumerate(listed)
+            if id(parameter) not in gradients.trained and optimizer.state.get(parameter)
         )
         self.after = dataclasses.replace(self.after, untrained=self.before.untrained | untrained)
 
     def _note_gradients(self) -> None:
         with_gradient = frozenset(
-            position for position, parameter in enumerate(self.model.parameters()) if parameter.grad is not None
+            position for position, parameter in enumerate(self.parameters) if parameter.grad is not None
         )
         self.after = dataclasses.replace(self.after, with_gradient=with_gradient)
 
@@ -396,6 +411,15 @@ def _explained(error: Exception, recorder: Recorder, calls: CallWatch) -> Captur
     at = f"\n  at {line}" if line else ""
     if isinstance(error, NotImplementedError):
         hint = "An operator without a meta kernel needs one (torch.library.register_fake)."
+    elif "don't yet support saved tensor hooks" in str(error):
+        hint = "Gradients of torch.func cannot be watched; take torch.autograd.grad."
+    elif "FlexAttention" in str(error):
+        hint = (
+            "Flex attention is made by the compiler, and has no backward on the CPU; take "
+            "torch.nn.functional.scaled_dot_product_attention."
+        )
+    elif "expected device cpu but got meta" in str(error):
+        hint = "A tensor that the step makes on the CPU needs a gradient: make it with requires_grad=True, or on the device."
     elif not torch.is_grad_enabled():
         hint = "Gradients are off (torch.no_grad or torch.inference_mode): capture outside of it."
     else:

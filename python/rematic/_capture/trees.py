@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in a nested value, in order."""
     if isinstance(value, torch.Tensor):
         yield value
+    elif isinstance(value, PackedSequence):
+        # How many sequences there are at each step is said on the CPU, wherever the rest is.
+        yield from (tensor for tensor in (value[0], *value[2:]) if tensor is not None)
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors_in(item)
@@ -34,6 +38,9 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     """A copy of a nested value with every tensor changed. What holds no tensor stays the same object."""
     if isinstance(value, torch.Tensor):
         return change(value)
+    if isinstance(value, PackedSequence):
+        data, *indices = (None if tensor is None else change(tensor) for tensor in (value[0], *value[2:]))
+        return PackedSequence(data, value.batch_sizes, *indices)
     if isinstance(value, tuple):
         items = [map_tensors(item, change) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -1,0 +1,211 @@
+"""Objects that hold others in places: how to see what is there, to put something else there, and to put it back."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from .trees import map_tensors, tensors_in
+
+Change = Callable[[Tensor], Tensor]
+
+
+def changed(value: Any, change: Change) -> Any:
+    """A value with its tensors changed, if it is one or a tuple of them; other containers have places of their own."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple) and any(change(tensor) is not tensor for tensor in tensors_in(value)):
+        return map_tensors(value, change)
+    return value
+
+
+class Mapped:
+    """A dictionary. Its keys may be tensors too, as in an optimizer's state."""
+
+    def __init__(self, held: dict[Any, Any]) -> None:
+        self._held = held
+
+    def items(self) -> list[Any]:
+        return list(self._held.values())
+
+    def remember(self) -> Callable[[], None]:
+        before = list(self._held.items())
+
+        def restore() -> None:
+            held = self._held
+            if len(held) == len(before) and all(
+                key is other and value is held[key] for (key, value), other in zip(before, held, strict=True)
+            ):
+                return
+            held.clear()
+            held.update(before)
+
+        return restore
+
+    def replace(self, change: Change) -> None:
+        for key, value in list(self._held.items()):
+            new = changed(value, change)
+            if new is not value:
+                self._held[key] = new
+
+
+class Listed:
+    """A list or a deque."""
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def items(self) -> list[Any]:
+        return list(self._held)
+
+    def remember(self) -> Callable[[], None]:
+        before = list(self._held)
+
+        def restore() -> None:
+            held = self._held
+            if len(held) == len(before) and all(item is other for item, other in zip(held, before, strict=True)):
+                return
+            held.clear()
+            held.extend(before)
+
+        return restore
+
+    def replace(self, change: Change) -> None:
+        for position, item in enumerate(self._held):
+            new = changed(item, change)
+            if new is not item:
+                self._held[position] = new
+
+
+class Collected:
+    """A set."""
+
+    def __init__(self, held: set[Any]) -> None:
+        self._held = held
+
+    def items(self) -> list[Any]:
+        return list(self._held)
+
+    def remember(self) -> Callable[[], None]:
+        before = set(self._held)
+
+        def restore() -> None:
+            if self._held != before:
+                self._held.clear()
+                self._held.update(before)
+
+        return restore
+
+    def replace(self, change: Change) -> None:
+        for item in [item for item in self._held if isinstance(item, Tensor) and change(item) is not item]:
+            self._held.remove(item)
+            self._held.add(change(item))
+
+
+class Cell:
+    """A variable of an outer function."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self._cell = cell
+
+    def items(self) -> list[Any]:
+        with contextlib.suppress(ValueError):  # nothing is in it yet
+            return [self._cell.cell_contents]
+        return []
+
+    def remember(self) -> Callable[[], None]:
+        before = self.items()
+
+        def restore() -> None:
+            if before:
+                self._cell.cell_contents = before[0]
+            elif self.items():
+                del self._cell.cell_contents
+
+        return restore
+
+    def replace(self, change: Change) -> None:
+        for value in self.items():
+            new = changed(value, change)
+            if new is not value:
+                self._cell.cell_contents = new
+
+
+class Named:
+    """Some names of a module's globals."""
+
+    def __init__(self, held: dict[str, Any], names: set[str]) -> None:
+        self._held = held
+        self._names = sorted(names)
+
+    def items(self) -> list[Any]:
+        return [self._held[name] for name in self._names if name in self._held]
+
+    def remember(self) -> Callable[[], None]:
+        before = {name: self._held[name] for name in self._names if name in self._held}
+
+        def restore() -> None:
+            for name in self._names:
+                if name in before:
+                    self._held[name] = before[name]
+                else:
+                    self._held.pop(name, None)
+
+        return restore
+
+    def replace(self, change: Change) -> None:
+        for name in self._names:
+            if name in self._held:
+                new = changed(self._held[name], change)
+                if new is not self._held[name]:
+                    self._held[name] = new
+
+
+class Slots:
+    """The attributes of an object that has no dictionary for them."""
+
+    def __init__(self, item: Any) -> None:
+        self._item = item
+        listed = [vars(kind).get("__slots__", ()) for kind in type(item).__mro__]
+        names = [name for slots in listed for name in ((slots,) if isinstance(slots, str) else slots)]
+        self.names = [name for name in names if name not in ("__dict__", "__weakref__") and not name.startswith("__")]
+
+    def _present(self) -> dict[str, Any]:
+        return {name: getattr(self._item, name) for name in self.names if hasattr(self._item, name)}
+
+    def items(self) -> list[Any]:
+        return list(self._present().values())
+
+    def remember(self) -> Callable[[], None]:
+        before = self._present()
+
+        def restore() -> None:
+            for name, value in self._present().items():
+                if name not in before:
+                    object.__delattr__(self._item, name)
+                elif value is not before[name]:
+                    object.__setattr__(self._item, name, before[name])
+            for name in before.keys() - self._present().keys():
+                object.__setattr__(self._item, name, before[name])
+
+        return restore
+
+    def replace(self, change: Change) -> None:
+        for name, value in self._present().items():
+            new = changed(value, change)
+            if new is not value:
+                object.__setattr__(self._item, name, new)
+
+
+Holder = Mapped | Listed | Collected | Cell | Named | Slots
+CONTAINERS: dict[type, Callable[[Any], Holder]] = {
+    dict: Mapped,
+    list: Listed,
+    collections.deque: Listed,
+    set: Collected,
+}
