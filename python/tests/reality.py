@@ -97,9 +97,14 @@ class Ran(TorchDispatchMode):
 
 
 def loss_of(output: Any) -> Tensor:
+    """The model's own loss, or one that all that it returns has a part in."""
     if isinstance(output, Tensor):
         return output.float().square().mean()
-    return output.loss
+    loss = getattr(output, "loss", None)
+    if loss is not None:
+        return loss
+    parts = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return torch.stack([part.float().square().mean() for part in parts]).sum()
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -122,6 +127,11 @@ class Training:
         self.weights = {key: value.clone() for key, value in self.model.state_dict().items()}
         self.kernels: set[str] = set()
 
+    @property
+    def watched(self) -> bool:
+        """Whether a dispatch mode is active while the peak is measured."""
+        return self.name in WATCHED
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         # As in a loop, the output of the last step lives until this one's takes its place.
         self.output = self.model(*self.args, **self.kwargs)
@@ -132,14 +142,17 @@ class Training:
     def peak(self) -> tuple[int, int]:
         """The real peak, and the one without the scratch of kernels."""
         self.output = None
-        watch = Ran() if self.name in WATCHED else contextlib.nullcontext()
+        watch = Ran() if self.watched else contextlib.nullcontext()
         step = functools.partial(self.step, sgd(self.model.parameters()))
         with watch:
             return peaks(step, self.model, (self.args, self.kwargs), self.kernels)
 
+    def restore(self) -> None:
+        self.model.load_state_dict(self.weights)
+
     def train(self) -> list[Tensor]:
         """Losses and gradients of three steps, and the weights and buffers after them."""
-        self.model.load_state_dict(self.weights)
+        self.restore()
         torch.manual_seed(7)
         optimizer = sgd(self.model.parameters())
         values: list[Tensor] = []
