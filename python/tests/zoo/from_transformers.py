@@ -437,7 +437,7 @@ OTHERS: dict[str, Callable[[str], Build]] = {
     "ast": model("ASTForAudioClassification", lambda: {"input_values": floats(2, 128, 32), "labels": classes(2, 2)}, **{
                  key: value for key, value in VISION.items() if key not in ("image_size", "num_channels")}, max_length=128,
                  num_mel_bins=32),
-    "encodec": model("EncodecModel", lambda: {"input_values": floats(2, 1, 2400)}, num_filters=8, hidden_size=16,
+    "encodec": model("EncodecModel", lambda: {"input_values": floats(2, 1, 320)}, num_filters=8, hidden_size=16,
                      codebook_size=32, codebook_dim=16, upsampling_ratios=[4, 2], num_lstm_layers=1),
     # Several kinds of data.
     "clip": mixed("CLIPModel", pairs(return_loss=True), {}, text_config=CLIP_TEXT, vision_config=VISION, projection_dim=32),

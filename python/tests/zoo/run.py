@@ -10,8 +10,10 @@ import multiprocessing
 import os
 import pathlib
 import resource
+import signal
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,13 +29,15 @@ ENTRIES: dict[str, Entry] = {
     for entry in library.ENTRIES
 }
 MOST_MEMORY = 8 << 30
+# A process that gets no more than this share of a processor is given up.
+MOST_WAITING = 20
 Row = dict[str, Any]
 
 
-def child(entry: Entry, pipe: Any) -> None:
+def child(entry: Entry, timeout: float, pipe: Any) -> None:
     """Sends a verdict as soon as it is there, so that what comes later cannot take it away."""
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(timeout), int(timeout) + 5))
     # Libraries and the profiler write to these, past Python.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
@@ -50,28 +54,30 @@ def row(entry: Entry, timeout: float) -> Row:
     start = time.monotonic()
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=child, args=(entry, sender))
+    process = context.Process(target=child, args=(entry, timeout, sender))
     process.start()
     sender.close()
     found: dict[str, tuple[bool, str]] = {}
-    end = f"takes more than {timeout:.0f} s"
+    end = f"takes more than {MOST_WAITING * timeout:.0f} s"
     try:
-        while receiver.poll(max(0.0, start + timeout - time.monotonic())):
+        while receiver.poll(max(0.0, start + MOST_WAITING * timeout - time.monotonic())):
             column, passed, note = receiver.recv()
             found[column] = (passed, note)
     except EOFError:
         process.join()
-        end = f"the process ended with {process.exitcode}"
+        too_long = process.exitcode == -signal.SIGXCPU
+        end = f"takes more than {timeout:.0f} s of the processor" if too_long else f"ended with {process.exitcode}"
     process.kill()
     process.join()
     if "build" in found:
         end = f"cannot be built: {found['build'][1]}"
-    columns = {column: _cell(entry, column, *found.get(column, (False, end))) for column in COLUMNS}
+    columns = {column: outcome(entry.exceptions, column, *found.get(column, (False, end))) for column in COLUMNS}
     return {"name": entry.name, "columns": columns}
 
 
-def _cell(entry: Entry, column: str, passed: bool, note: str) -> dict[str, str]:
-    reason = entry.exceptions.get(column)
+def outcome(exceptions: Mapping[str, str], column: str, passed: bool, note: str) -> dict[str, str]:
+    """One cell of the table: whether it is as the list says."""
+    reason = exceptions.get(column)
     if reason is None:
         return {"outcome": "ok" if passed else "fails", "note": note}
     if passed:
@@ -121,7 +127,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="names or patterns like 'timm/*'; all without")
     parser.add_argument("--list", action="store_true", help="only lists the names")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
-    parser.add_argument("--timeout", type=float, default=180, help="seconds that a model may take")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds of the processor that a model may take")
     parser.add_argument("--json", type=pathlib.Path, help="a file for the table as JSON")
     options = parser.parse_args()
     entries = chosen(options.names)
