@@ -126,11 +126,8 @@ class Training:
                 tensor.normal_()
         self.weights = {key: value.clone() for key, value in self.model.state_dict().items()}
         self.kernels: set[str] = set()
-
-    @property
-    def watched(self) -> bool:
-        """Whether a dispatch mode is active while the peak is measured."""
-        return self.name in WATCHED
+        # Whether a dispatch mode is active while the peak is measured.
+        self.watched = name in WATCHED
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         # As in a loop, the output of the last step lives until this one's takes its place.

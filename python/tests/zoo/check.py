@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import memtracker
 import rematic
-from reality import TOLERANCE, Ran, Training, loss_of, peaks, sgd
+from reality import TOLERANCE, Training, loss_of, sgd
 from rematic._capture.step import document as capture
 
 from .entry import Entry
@@ -22,7 +22,7 @@ COLUMNS = {
     "cpu": "captured as the CPU runs it",
     "cuda": "captured as a GPU runs it",
     "memtracker": "the peak equals that of torch's MemTracker around a real step, to the byte",
-    "real": "the real peak is the predicted one, within 0.1 %",
+    "real": "the real peak is the predicted one, within 0.1 %, or lower, and equal when every operator is watched",
     "75 %": "under a plan for 75 % of the peak: peak as promised, within 0.1 %, values equal to the bit",
     "least": "the same for the least budget",
 }
@@ -51,15 +51,12 @@ class Practice(Training):
         self.model, self.args, self.kwargs = built(entry)
         self.weights = dict(self._state())
         self.kernels = set()
+        self.watched = False
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
         """Everything that a step may change, also buffers that are not saved with the model."""
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             yield name, tensor.detach().clone()
-
-    @property
-    def watched(self) -> bool:
-        return self.entry.watched
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -168,29 +165,23 @@ class Check:
         return f"{100 * plan.peak / trace.peak():.0f} % of the peak; {note}"
 
     def _compare(self, predicted: int) -> str:
+        """Where the gradients of two branches meet, PyTorch adds the second to the first in place, unless a dispatch
+        mode is active, as in a capture. So a real peak may be lower, and is as predicted when it is watched."""
         highest, settled = self.practice.peak()
-        compared = settled if self.entry.scratch else highest
-        note = f"predicted {predicted:,}, real {_beside(compared, predicted)}"
-        if abs(compared - predicted) <= TOLERANCE * predicted:
+        real = settled if self.entry.scratch else highest
+        note = f"predicted {predicted:,}, real {_beside(real, predicted)}"
+        if abs(real - predicted) <= TOLERANCE * predicted:
             return note
-        raise Failed(f"{note}{self._other_ways(predicted, highest, settled)}")
-
-    def _other_ways(self, predicted: int, highest: int, settled: int) -> str:
-        """Whether the entry ought to say something else about its kernels or its gradients."""
-        ways = {"without the scratch of kernels": settled, "with the scratch of kernels": highest}
-        if not self.entry.watched:
-            with Ran():
-                watched = peaks(self._step(), self.practice.model, self._inputs(), self.practice.kernels)
-            ways |= {"watched": watched[0], "watched and without the scratch of kernels": watched[1]}
-        return "".join(f"; {way} {_beside(size, predicted)}" for way, size in ways.items())
-
-    def _step(self) -> Callable[[], None]:
-        optimizer = sgd(self.practice.model.parameters())
-        self.practice.output = None
-        return lambda: self.practice.step(optimizer)
-
-    def _inputs(self) -> Any:
-        return self.practice.args, self.practice.kwargs
+        self.practice.watched = True
+        try:
+            watched = self.practice.peak()
+        finally:
+            self.practice.watched = False
+        real_watched = watched[1] if self.entry.scratch else watched[0]
+        note += f", watched {_beside(real_watched, predicted)}"
+        if real < predicted and abs(real_watched - predicted) <= TOLERANCE * predicted:
+            return note
+        raise Failed(f"{note}; all that kernels take counted {_beside(highest, predicted)}, none {_beside(settled, predicted)}")
 
 
 def _equal(found: Tensor, expected: Tensor) -> bool:

@@ -25,9 +25,6 @@ class Entry:
     build: Callable[[str], Build]
     # Why its kernels take memory of their own, if they do.
     scratch: str = ""
-    # Where the gradients of two branches meet, PyTorch adds the second to the first in place, unless a dispatch mode is
-    # active, as in a capture. Where that makes the peak, one is active in the measured step too.
-    watched: bool = False
     # Columns that are known to fail, each with its reason.
     exceptions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

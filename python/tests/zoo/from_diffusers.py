@@ -140,11 +140,10 @@ BUILDS: dict[str, Callable[[str], Build]] = {
 }  # fmt: skip
 # These have no convolution but for their patches.
 TRANSFORMERS = ("DiT", "PixArt", "SD3", "Flux", "Wan")
-WATCHED: tuple[str, ...] = ()
 EXCEPTIONS: dict[str, dict[str, str]] = {}
 ENTRIES = [
     Entry(
-        f"diffusers/{name}", build, ATTENTION if name.startswith(TRANSFORMERS) else CONVOLUTIONS, name in WATCHED,
+        f"diffusers/{name}", build, ATTENTION if name.startswith(TRANSFORMERS) else CONVOLUTIONS,
         EXCEPTIONS.get(name, {}),
     )
     for name, build in BUILDS.items()

@@ -73,9 +73,8 @@ BUILDS: dict[str, Callable[[str], Build]] = {
     ),
     "xcit_nano": sized("xcit_nano_12_p16_224", batch=8, depth=4),
 }  # fmt: skip
-WATCHED: tuple[str, ...] = ()
 EXCEPTIONS: dict[str, dict[str, str]] = {}
 ENTRIES = [
-    Entry(f"timm/{name}", build, CONVOLUTIONS, name in WATCHED, EXCEPTIONS.get(name, {}))
+    Entry(f"timm/{name}", build, CONVOLUTIONS, EXCEPTIONS.get(name, {}))
     for name, build in BUILDS.items()
 ]

@@ -204,10 +204,8 @@ BUILDS: dict[str, Callable[[str], Build]] = {
     "swin3d": swin3d,
     "raft_small": raft,
 }  # fmt: skip
-# Where two branches meet at the peak.
-WATCHED: tuple[str, ...] = ()
 EXCEPTIONS: dict[str, dict[str, str]] = {}
 ENTRIES = [
-    Entry(f"torchvision/{name}", build, CONVOLUTIONS, name in WATCHED, EXCEPTIONS.get(name, {}))
+    Entry(f"torchvision/{name}", build, CONVOLUTIONS, EXCEPTIONS.get(name, {}))
     for name, build in BUILDS.items()
 ]

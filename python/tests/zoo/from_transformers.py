@@ -464,12 +464,11 @@ OTHERS: dict[str, Callable[[str], Build]] = {
         text_config={**DECODER, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
     ),
 }  # fmt: skip
-WATCHED: tuple[str, ...] = ()
 EXCEPTIONS: dict[str, dict[str, str]] = {}
 # Texts whose attention takes buffers.
 BUFFERED: tuple[str, ...] = ()
 SCRATCH = dict.fromkeys(BUFFERED, ATTENTION) | dict.fromkeys(OTHERS, CONVOLUTIONS)
 ENTRIES = [
-    Entry(f"transformers/{name}", build, SCRATCH.get(name, ""), name in WATCHED, EXCEPTIONS.get(name, {}))
+    Entry(f"transformers/{name}", build, SCRATCH.get(name, ""), EXCEPTIONS.get(name, {}))
     for name, build in {**TEXTS, **OTHERS}.items()
 ]
