@@ -3,6 +3,7 @@ Rematic."""
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import gc
@@ -56,11 +57,15 @@ def peaks(step: Step, model: nn.Module, inputs: Any, kernels: set[str]) -> tuple
         gc.enable()
     events = profiled.profiler.kineto_results.events()
     start = next(event.start_ns() for event in events if event.name() == MARK)
-    # Inside a kernel others may run; the outermost counts.
+    # Inside a kernel others may run; the outermost counts. But a call that goes through a dispatch mode is no kernel: what
+    # the mode does on the way belongs to the step.
+    modes = sorted(event.start_ns() for event in events if event.name() == "PythonDispatchMode")
     spans = sorted(
-        (event.start_ns(), event.start_ns() + event.duration_ns())
+        (start_ns, end_ns)
         for event in events
         if event.name().removeprefix("aten::") in kernels
+        for start_ns, end_ns in [(event.start_ns(), event.start_ns() + event.duration_ns())]
+        if bisect.bisect_left(modes, start_ns) == bisect.bisect_right(modes, end_ns)
     )
     moves = sorted((event.start_ns(), n, event.nbytes()) for n, event in enumerate(events) if event.name() == "[memory]")
     highest = settled = ends = 0
