@@ -3,6 +3,7 @@ Rematic."""
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import gc
@@ -56,11 +57,15 @@ def peaks(step: Step, model: nn.Module, inputs: Any, kernels: set[str]) -> tuple
         gc.enable()
     events = profiled.profiler.kineto_results.events()
     start = next(event.start_ns() for event in events if event.name() == MARK)
-    # Inside a kernel others may run; the outermost counts.
+    # Inside a kernel others may run; the outermost counts. But a call that goes through a dispatch mode is no kernel: what
+    # the mode does on the way belongs to the step.
+    modes = sorted(event.start_ns() for event in events if event.name() == "PythonDispatchMode")
     spans = sorted(
-        (event.start_ns(), event.start_ns() + event.duration_ns())
+        (start_ns, end_ns)
         for event in events
         if event.name().removeprefix("aten::") in kernels
+        for start_ns, end_ns in [(event.start_ns(), event.start_ns() + event.duration_ns())]
+        if bisect.bisect_left(modes, start_ns) == bisect.bisect_right(modes, end_ns)
     )
     moves = sorted((event.start_ns(), n, event.nbytes()) for n, event in enumerate(events) if event.name() == "[memory]")
     highest = settled = ends = 0
@@ -97,9 +102,14 @@ class Ran(TorchDispatchMode):
 
 
 def loss_of(output: Any) -> Tensor:
+    """The model's own loss, or one that all that it returns has a part in."""
     if isinstance(output, Tensor):
         return output.float().square().mean()
-    return output.loss
+    loss = getattr(output, "loss", None)
+    if loss is not None:
+        return loss
+    parts = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return torch.stack([part.float().square().mean() for part in parts]).sum()
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -121,6 +131,8 @@ class Training:
                 tensor.normal_()
         self.weights = {key: value.clone() for key, value in self.model.state_dict().items()}
         self.kernels: set[str] = set()
+        # Whether a dispatch mode is active while the peak is measured.
+        self.watched = name in WATCHED
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         # As in a loop, the output of the last step lives until this one's takes its place.
@@ -132,14 +144,17 @@ class Training:
     def peak(self) -> tuple[int, int]:
         """The real peak, and the one without the scratch of kernels."""
         self.output = None
-        watch = Ran() if self.name in WATCHED else contextlib.nullcontext()
+        watch = Ran() if self.watched else contextlib.nullcontext()
         step = functools.partial(self.step, sgd(self.model.parameters()))
         with watch:
             return peaks(step, self.model, (self.args, self.kwargs), self.kernels)
 
+    def restore(self) -> None:
+        self.model.load_state_dict(self.weights)
+
     def train(self) -> list[Tensor]:
         """Losses and gradients of three steps, and the weights and buffers after them."""
-        self.model.load_state_dict(self.weights)
+        self.restore()
         torch.manual_seed(7)
         optimizer = sgd(self.model.parameters())
         values: list[Tensor] = []

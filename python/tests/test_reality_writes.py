@@ -73,6 +73,7 @@ class Case(Training):
         self.args, self.kwargs = (torch.randn(ROWS, WIDTH),), {}
         self.weights = {key: value.clone() for key, value in self.model.state_dict().items()}
         self.kernels = set()
+        self.watched = False
 
 
 @pytest.mark.parametrize("writes", BLOCKS, ids=lambda block: block.__name__)
