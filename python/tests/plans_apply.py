@@ -70,8 +70,9 @@ class Count:
 
 def loss_of(output: Any) -> Tensor:
     """All that a model returns, as one number."""
-    leaves = [leaf for leaf in tree_leaves(dict(output) if hasattr(output, "keys") else output)]
-    return sum(leaf.float().square().mean() for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad)  # type: ignore[return-value]
+    leaves = tree_leaves(dict(output) if hasattr(output, "keys") else output)
+    trained = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return torch.stack([leaf.float().square().mean() for leaf in trained]).sum()
 
 
 class Trial:
@@ -96,7 +97,8 @@ class Trial:
             raise RuntimeError(f"{name} does not give the same values twice")
         self.peak = self.trace.peak()
         self.least = self._least()
-        self.patterns = sorted({f"*{path.rpartition('.')[2]}" for path, module in self.model.named_modules() if path and [*module.children()]})
+        around = [path for path, module in self.model.named_modules() if path and any(True for _ in module.children())]
+        self.patterns = sorted({f"*{path.rpartition('.')[2]}" for path in around})
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.model.named_parameters()
