@@ -69,7 +69,7 @@ _CPU_RULES: dict[Rule, list[str]] = {
     suggested: ["channel_shuffle", "max_unpool2d", "pixel_shuffle", "pixel_unshuffle", "roll", *_PADS],
     suggested_by_input: [f"{name}_backward" for name in _PADS],
 }
-_CUDA_RULES: dict[Rule, list[str]] = {}
+_CUDA_RULES: dict[Rule, list[str]] = {contiguous: ["pixel_unshuffle"]}
 
 
 # ---- storages that are larger than their tensors ----
