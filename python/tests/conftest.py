@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
-import rematic
+# Some virtual machines announce AMX, which oneDNN takes for bf16, and end a process that uses it.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import rematic  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

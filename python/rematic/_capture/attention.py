@@ -33,7 +33,8 @@ def _is_plain_attention(q: Tensor, k: Tensor, v: Tensor, grouped: bool) -> bool:
         return False
     if not (q.dtype == k.dtype == v.dtype) or not (q.size(0) == k.size(0) == v.size(0)):
         return False
-    if q.size(1) != k.size(1) or q.size(1) != v.size(1):
+    shares_one_head = k.size(1) == v.size(1) == 1
+    if not shares_one_head and (q.size(1) != k.size(1) or q.size(1) != v.size(1)):
         if not grouped or k.size(1) != v.size(1) or k.size(1) == 0 or q.size(1) % k.size(1):
             return False
     if 0 in (q.size(2), k.size(2)):
@@ -51,12 +52,11 @@ def _takes_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: b
     )
 
 
-def _takes_efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, grouped: bool) -> bool:
+def _takes_efficient(q: Tensor, k: Tensor, v: Tensor, grouped: bool) -> bool:
     alignment = EFFICIENT_WIDTH_ALIGNMENT.get(q.dtype)
     return (
         alignment is not None
-        and not (mask is not None and mask.requires_grad)
-        and _is_plain_attention(q, k, v, False)
+        and _is_plain_attention(q, k, v, grouped)
         and q.size(3) == k.size(3)
         and q.size(3) % alignment == 0
         and v.size(3) % alignment == 0
@@ -100,8 +100,22 @@ def attention_on_cuda(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    q, k, v = query, key, value
-    if _takes_flash(q, k, v, attn_mask, is_causal, enable_gqa):
+    q, k, v, mask = _with_batch(query, key, value, attn_mask)
+    out = _run_on_cuda(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa)
+    return out if q is query else out.squeeze(0)
+
+
+def _run_on_cuda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    if _takes_flash(q, k, v, mask, is_causal, enable_gqa):
         width = q.size(3)
         missing = -width % FLASH_WIDTH_ALIGNMENT
         if missing:
@@ -109,8 +123,8 @@ def attention_on_cuda(
             q, k, v = (torch.nn.functional.pad(tensor, (0, missing)) for tensor in (q, k, v))
         out = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
         return out[..., :width] if missing else out
-    bias = _as_bias(attn_mask, q.dtype)
-    if _takes_efficient(q, k, v, attn_mask, enable_gqa):
+    bias = _as_bias(mask, q.dtype)
+    if _takes_efficient(q, k, v, enable_gqa):
         aligned = None if bias is None else _aligned_bias(bias, q, k)
         return aten._scaled_dot_product_efficient_attention(
             q, k, v, aligned, _needs_grad(q, k, v), dropout_p, is_causal, scale=scale

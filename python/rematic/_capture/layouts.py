@@ -62,14 +62,17 @@ _ITERATED = "elu_backward hardsigmoid_backward hardswish_backward hardtanh_backw
 _NOT_ITERATED = ("masked_fill.Scalar", "native_dropout_backward", "threshold_backward")
 _PADS = "reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d".split()
 _RULES: dict[Rule, list[str]] = {
-    contiguous: "_log_softmax_backward_data huber_loss_backward mse_loss_backward smooth_l1_loss_backward".split(),
+    contiguous: (
+        "_log_softmax_backward_data glu_backward huber_loss_backward mse_loss_backward rrelu_with_noise "
+        "rrelu_with_noise_backward smooth_l1_loss_backward"
+    ).split(),
 }
 _CPU_RULES: dict[Rule, list[str]] = {
-    contiguous: "glu_backward log_sigmoid_forward rrelu_with_noise rrelu_with_noise_backward".split(),
+    contiguous: ["log_sigmoid_forward"],
     suggested: ["channel_shuffle", "max_unpool2d", "pixel_shuffle", "pixel_unshuffle", "roll", *_PADS],
     suggested_by_input: [f"{name}_backward" for name in _PADS],
 }
-_CUDA_RULES: dict[Rule, list[str]] = {}
+_CUDA_RULES: dict[Rule, list[str]] = {contiguous: ["pixel_unshuffle"]}
 
 
 # ---- storages that are larger than their tensors ----
@@ -98,6 +101,11 @@ def _reduced_loss(name: str) -> Kernel:
         return _shrunk(math.prod(terms), out.shape, out.dtype)
 
     return kernel
+
+
+def _log_sigmoid_on_cuda(input: Tensor) -> tuple[Tensor, Tensor]:
+    """Only the CPU's kernel keeps something for backward."""
+    return torch.empty_like(input), input.new_empty(0)
 
 
 def _mish_backward(gradient: Tensor, input: Tensor) -> Tensor:
@@ -162,4 +170,6 @@ def layout_kernels(device: str) -> dict[str, Kernel]:
         rules |= {_named(name): rule for rule, names in table.items() for name in names}
     kernels = {op.name().removeprefix("aten::"): _laid_out(functions[op], rule) for op, rule in rules.items()}
     kernels |= {name: _reduced_loss(name) for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy")}
+    if device == "cuda":
+        kernels["log_sigmoid_forward"] = _log_sigmoid_on_cuda
     return kernels | {"col2im": _columns_to_image, "mish_backward": _mish_backward}

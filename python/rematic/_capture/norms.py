@@ -131,7 +131,7 @@ def batch_norm_on_cpu_meta(
     return _like_formatted(input), statistics[0], statistics[1]
 
 
-def batch_norm_backward_on_cpu_meta(
+def batch_norm_backward_meta(
     gradient: Tensor,
     input: Tensor,
     weight: Tensor | None,
@@ -161,7 +161,7 @@ def layer_norm_on_cpu_meta(
     return _like_contiguous(input), statistics[0], statistics[1]
 
 
-def layer_norm_backward_on_cpu_meta(
+def layer_norm_backward_meta(
     gradient: Tensor,
     input: Tensor,
     normalized_shape: list[int],

@@ -19,14 +19,14 @@ from .cudnn import CUDNN_META, CUDNN_ON_CUDA
 from .layouts import layout_kernels
 from .losses import LOSSES_META, LOSSES_ON_CUDA
 from .norms import (
-    batch_norm_backward_on_cpu_meta,
+    batch_norm_backward_meta,
     batch_norm_on_cpu_meta,
     batch_norm_on_cuda,
     fused_rms_norm_backward_meta,
     fused_rms_norm_meta,
     group_norm_backward_meta,
     group_norm_meta,
-    layer_norm_backward_on_cpu_meta,
+    layer_norm_backward_meta,
     layer_norm_on_cpu_meta,
     rms_norm_on_cuda,
 )
@@ -101,6 +101,8 @@ def _convolutions(of: Convolutions) -> dict[str, Kernel]:
 META: dict[str, Kernel] = {
     "native_group_norm": group_norm_meta,
     "native_group_norm_backward": group_norm_backward_meta,
+    "native_batch_norm_backward": batch_norm_backward_meta,
+    "native_layer_norm_backward": layer_norm_backward_meta,
     **LOSSES_META,
     **RECURRENT_META,
 }
@@ -115,9 +117,7 @@ CPU_META: dict[str, Kernel] = {
     **META,
     **_convolutions(CPU_CONVOLUTIONS),
     "native_batch_norm": batch_norm_on_cpu_meta,
-    "native_batch_norm_backward": batch_norm_backward_on_cpu_meta,
     "native_layer_norm": layer_norm_on_cpu_meta,
-    "native_layer_norm_backward": layer_norm_backward_on_cpu_meta,
 }
 CPU: dict[str, Kernel] = {
     "scaled_dot_product_attention": attention_on_cpu,
