@@ -84,11 +84,15 @@ def test_real_peaks_of_each_variant(openings: bool) -> None:
     for budget in (least, (least + highest) // 2):
         plan = rematic.plan(traces, budget)
         if not openings:
-            # Then the first region itself tells, and keeps until then what either variant saves.
+            # Then a module that only one variant checkpoints runs before it is known which one it is.
             plan = edited(plan, lambda document: [part.pop("opening") for part in (document, *document["variants"])] and None)
         rematic.apply(model, plan)
         for variant in plan.variants:
             step, batch = step_of(masks[variant.name])
             kernels = {op.name.split(".")[0] for op in traces[variant.name].ops}
-            check_peak(variant.name, variant.peak, peaks(lambda: step(model, optimizer), model, batch, kernels))  # noqa: B023
+            real = peaks(lambda: step(model, optimizer), model, batch, kernels)  # noqa: B023
+            if openings:
+                check_peak(variant.name, variant.peak, real)
+            else:
+                assert real[0] <= plan.budget
         rematic.remove(model)
