@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,6 +78,22 @@ def _aligned_bias(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return bias.expand(q.size(0), q.size(1), q.size(2), k.size(2))
 
 
+def _in_four_dimensions(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Without a dimension for the batch, attention runs as for a batch of one."""
+
+    @functools.wraps(attention)
+    def run(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        if not (query.dim() == key.dim() == value.dim() == 3):
+            return attention(query, key, value, attn_mask, *args, **kwargs)
+        q, k, v = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+        while attn_mask is not None and attn_mask.dim() < 4:
+            attn_mask = attn_mask.unsqueeze(0)
+        return attention(q, k, v, attn_mask, *args, **kwargs).squeeze(0)
+
+    return run
+
+
+@_in_four_dimensions
 def attention_on_cuda(
     query: Tensor,
     key: Tensor,
@@ -107,6 +125,7 @@ def attention_on_cuda(
     )[0]
 
 
+@_in_four_dimensions
 def attention_on_cpu(
     query: Tensor,
     key: Tensor,
@@ -122,8 +141,8 @@ def attention_on_cpu(
     takes_flash = (
         dropout_p == 0.0
         and query.dtype in (torch.float64, torch.float32, *HALF)
-        and not (attn_mask is not None and attn_mask.requires_grad)
-        and _is_plain_attention(query, key, value, enable_gqa)
+        and (attn_mask is None or attn_mask.dim() in (2, 4) and not attn_mask.requires_grad)
+        and _is_plain_attention(query, key, value, enable_gqa or key.dim() == 4 and key.size(1) == 1)
         and query.size(3) == key.size(3) == value.size(3)
     )
     if takes_flash:

@@ -1,4 +1,4 @@
-"""Normalisation as on CUDA: cuDNN's batch norm, the fused RMS norm; and group norm with mixed types."""
+"""Normalisation as on CUDA: cuDNN's batch norm, the fused RMS norm; batch norm as on the CPU; and group norm."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def group_norm_meta(
     given = weight if weight is not None else bias
     dtype = input.dtype if given is None or given.dtype == input.dtype else torch.float32
     statistics = [torch.empty(n, group, dtype=dtype, device="meta") for _ in range(2)]
-    return torch.empty_like(input), statistics[0], statistics[1]
+    return _dense_like(input), statistics[0], statistics[1]
 
 
 def group_norm_backward_meta(
@@ -123,6 +123,46 @@ def group_norm_backward_meta(
     mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     dtype = input.dtype if weight is None else weight.dtype
-    d_input = torch.empty_like(input) if mask[0] else None
+    d_input = _dense_like(input) if mask[0] else None
     d_weight, d_bias = (torch.empty(c, dtype=dtype, device="meta") if wanted else None for wanted in mask[1:])
     return d_input, d_weight, d_bias
+
+
+def batch_norm_on_cpu_meta(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Torch's own keeps any order of dimensions, and has statistics of the batch in evaluation too."""
+    given = next((tensor for tensor in (weight, bias, running_mean) if tensor is not None), input)
+    channels = input.size(1) if training else 0
+    statistics = [torch.empty(channels, dtype=given.dtype, device="meta") for _ in range(2)]
+    return _dense_like(input), statistics[0], statistics[1]
+
+
+def batch_norm_backward_on_cpu_meta(
+    gradient: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    dtype = input.dtype if weight is None else weight.dtype
+    d_input = _dense_like(input) if mask[0] else None
+    d_weight, d_bias = (torch.empty(input.size(1), dtype=dtype, device="meta") if wanted else None for wanted in mask[1:])
+    return d_input, d_weight, d_bias
+
+
+def _dense_like(input: Tensor) -> Tensor:
+    """Channels last if the input is, and otherwise in the usual order, however the input lies."""
+    return torch.empty_like(input, memory_format=torch._prims_common.suggest_memory_format(input))

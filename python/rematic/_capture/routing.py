@@ -15,6 +15,8 @@ from torch import Tensor
 from .attention import attention_on_cpu, attention_on_cuda
 from .autocast import Autocast, Kernel
 from .norms import (
+    batch_norm_backward_on_cpu_meta,
+    batch_norm_on_cpu_meta,
     batch_norm_on_cuda,
     fused_rms_norm_backward_meta,
     fused_rms_norm_meta,
@@ -89,12 +91,17 @@ CUDA_META: dict[str, Kernel] = {
     "_fused_rms_norm": fused_rms_norm_meta,
     "_fused_rms_norm_backward": fused_rms_norm_backward_meta,
 }
+CPU_META: dict[str, Kernel] = {
+    **META,
+    "native_batch_norm": batch_norm_on_cpu_meta,
+    "native_batch_norm_backward": batch_norm_backward_on_cpu_meta,
+}
 CPU: dict[str, Kernel] = {
     "scaled_dot_product_attention": attention_on_cpu,
     "one_hot": _one_hot_on_cpu,
 }
 DEVICES = {"cuda": CUDA, "cpu": CPU}
-META_KERNELS = {"cuda": CUDA_META, "cpu": META}
+META_KERNELS = {"cuda": CUDA_META, "cpu": CPU_META}
 
 
 @contextlib.contextmanager
