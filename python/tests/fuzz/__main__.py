@@ -22,7 +22,7 @@ def main() -> int:
     arguments = parsed()
     torch.set_num_threads(1)
     if arguments.case is not None:
-        return show(arguments.case, arguments.shrink)
+        return show(arguments.case, arguments.without, arguments.shrink)
     statistics, bugs = Statistics(), 0
     written: Counter[str] = Counter()
     seeds = list(range(arguments.seed, arguments.seed + arguments.count))
@@ -56,10 +56,10 @@ def parsed() -> argparse.Namespace:
     return arguments
 
 
-def show(name: str, shrink: bool) -> int:
+def show(name: str, without: list[str], shrink: bool) -> int:
     """One case by itself."""
     if name.isdigit():
-        result = check(int(name))
+        result = check(int(name), without)
         source, outcomes = result.source, result.outcomes
     else:
         source = pathlib.Path(name).read_text()

@@ -44,7 +44,8 @@ def arguments(body: Body, kind: Kind) -> tuple[str, list[Slot]]:
 def call(body: Body, child: str, kind: Kind, tensor: str | None = None) -> str:
     """Calls a child and binds what it returns."""
     if tensor is None:
-        tensor = body.own() if kind.changes_input else body.tensor(saved=kind.saves_input)
+        held = kind.saves_input or "inplace_after_call" in body.program.without
+        tensor = body.own() if kind.changes_input else body.tensor(saved=held)
     rest, handed = arguments(body, kind)
     text = f"{child}({tensor}{rest})"
     if not kind.changes_input and body.program.may("checkpoint_inside", 0.06):

@@ -34,7 +34,7 @@ class Case:
 def names_of_features() -> list[str]:
     """All that can be switched off."""
     other = ["arguments", "attributes_by_parent", "defaults", "keywords", "changed_after_call", "checkpoint_inside"]
-    other += [*calls.AROUND, *RETURNS, "changed_by_loop", "input_gradient", "shared_instance", "none_arguments", "flags"]
+    other += [*calls.AROUND, *RETURNS, "changed_by_loop", "input_gradient", "shared_instance", "flags"]
     return sorted({feature.name for feature in FEATURES} | set(FORMS) | set(other))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import rematic
 
-from .decisions import by_hand, plans_for, single_plans
+from .decisions import plans_for, single_plans
 from .harness import Outcome, compare, plain_run, trace_of
 
 Edit = Callable[[ast.Module], bool]
@@ -45,7 +45,7 @@ class Failure:
         self._kind = outcome.kind
         # Gradients or state; or the error's class.
         self._what = outcome.what.partition(":")[0]
-        # The module whose region failed last; it is tried first.
+        # The module whose region failed last; as long as there is one, no other plan is tried.
         self._module = ""
 
     def of(self, source: str) -> Outcome | None:
@@ -66,12 +66,12 @@ class Failure:
 
     def _plans(self, document: dict[str, Any]) -> Iterator[tuple[str, rematic.Plan]]:
         single = list(single_plans(document))
-        yield from sorted(single, key=lambda pair: pair[0] != self._module)
-        random = Random(0)
-        for plan in plans_for(document, random, 4):
-            yield "", plan
-        plan = by_hand(document, random)
-        if plan is not None:
+        before = [pair for pair in single if pair[0] == self._module]
+        if before:
+            yield from before
+            return
+        yield from single
+        for plan in plans_for(document, Random(0), 6):
             yield "", plan
 
 
