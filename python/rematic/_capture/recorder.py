@@ -346,7 +346,7 @@ class Recorder(Twins):
         if self.in_optimizer:
             assume_read(self.values, func, args)
         out = self._shapes.run(func, args, kwargs, inputs)
-        elif self.in_optimizer:
+        if self.in_optimizer:
             assume_number(self.values, args, out)
 
         mutates: list[int] = []
