@@ -7,6 +7,7 @@ use pyo3::types::PyDict;
 use rematic::{Fit, Limits, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Verdict};
 use rematic_plan::Choice;
 
+use crate::device::{DeviceName, no_budget_for_host};
 use crate::error::{exception, infeasible, warn};
 use crate::option::{self, Patterns, TableOrPath, target};
 use crate::trace::{Trace, facts};
@@ -232,14 +233,14 @@ impl Plan {
 
 /// Finds what to drop and recompute so that the step fits a budget, at the least extra time.
 #[pyfunction]
-#[pyo3(signature = (trace, budget=None, *, device="a100-80", device_file=None, planner="exact", cost="physical",
+#[pyo3(signature = (trace, budget=None, *, device=DeviceName::default(), device_file=None, planner="exact", cost="physical",
                     cost_table=None, only=None, never=None, whole=false, world_size=1, allocator=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn plan(
     py: Python<'_>,
     trace: &Trace,
     budget: Option<&Bound<'_, PyAny>>,
-    device: &str,
+    device: DeviceName,
     device_file: Option<PathBuf>,
     planner: &str,
     cost: &str,
@@ -251,12 +252,16 @@ pub(crate) fn plan(
     allocator: Option<&str>,
 ) -> PyResult<Plan> {
     let planner = option::planner(planner)?;
-    let target = target(device, device_file, cost, cost_table, allocator)?;
-    let budget = budget.map(option::size).transpose()?.unwrap_or(target.device.memory);
+    let target = target(&device.name, device_file, cost, cost_table, allocator)?;
+    let budget = match budget {
+        Some(budget) => option::size(budget)?,
+        None if device.is_host => return Err(no_budget_for_host()),
+        None => target.device.memory,
+    };
     let limits = option::limits(only, never, whole, world_size);
     let step = Arc::clone(&trace.step);
     if let Some(warning) = target.budget_warning(budget) {
-        warn(py, warning)?;
+        warn(py, &warning)?;
     }
     let work = move |cancel| target.plan(&step, Limits { cancel, ..limits }, planner, budget);
     let answer = interruptible(py, work)?.map_err(exception)?;

@@ -79,6 +79,8 @@ class CallWatch:
         self.first_exit: int | None = None
         self._trains = tree.model.training
         self.forwards: list[str] = []
+        # Whether the whole model was in evaluation mode in the first forward with gradients.
+        self.evaluates = False
         # The innermost module in which something failed.
         self.failed: str | None = None
 
@@ -167,6 +169,9 @@ class CallWatch:
     def _begin_forward(self) -> None:
         if self.forwards and self._recorder.after_optimizer:
             self.forwards.append(STEP)
+        if not self.forwards and torch.is_grad_enabled():
+            # Parts of a model in training may evaluate, as batch norm that is frozen.
+            self.evaluates = not any(module.training for module in self._tree.model.modules())
         evaluates = self._trains and not self._tree.model.training
         self.forwards.append(TRAIN if torch.is_grad_enabled() and not evaluates else REST)
 

@@ -41,6 +41,7 @@ from .replica import Replica
 from .shapes import Layout, Shapes
 from .trees import map_tensors, tensors_in
 from .values import Values
+from .writers import Writers
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _autograd_node: Callable[[], Any] = torch._C._current_autograd_node
@@ -75,6 +76,7 @@ class Recorder(TorchDispatchMode):
         self._drops: dict[int, int] = {}
         self._quiet = False
 
+        self.writers = Writers(self)
         self._nodes = Nodes(self._hold)
         self._holds: dict[int, int] = {}
         self._reads: dict[int, int] = {}
@@ -171,18 +173,28 @@ class Recorder(TorchDispatchMode):
         requires_grad = tensor.requires_grad
         if op is None:
             saved = Saved(self, -1, row_id, layout, requires_grad, False)
+            self._note(saved, tensor)
             self._nodes.wait(number, saved)
             return saved
         node = tensor.grad_fn if requires_grad else None
         is_output = node is not None and node._sequence_nr() == number
         del node
         saved = Saved(self, op, row_id, layout, requires_grad, is_output)
+        self._note(saved, tensor)
         self._hold(op, saved)
         if is_output:
             # Without hooks, autograd detaches an output that it saves.
             tensor_row = [row_id, self.layout(tensor)]
             self._record_detach(tensor_row)
         return saved
+
+    def _note(self, saved: Saved, tensor: Tensor) -> None:
+        saved.content = self.values.content_of(tensor.untyped_storage())
+        self._quiet = True
+        try:
+            saved.watch(tensor)
+        finally:
+            self._quiet = False
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
@@ -231,6 +243,7 @@ class Recorder(TorchDispatchMode):
         """Backward reads a saved tensor."""
         if not isinstance(saved, Saved):
             return saved
+        self.writers.check(saved)
         dtype, shape, strides = saved.layout
         self._quiet = True
         try:
@@ -238,6 +251,7 @@ class Recorder(TorchDispatchMode):
         finally:
             self._quiet = False
         storage = fresh.untyped_storage()
+        self.values.hold(storage, saved.content)
         ref = FreshRef(storage, self._fresh_dropped)
         ref.op = saved.op
         ref.detaches = saved.requires_grad
@@ -379,6 +393,7 @@ class Recorder(TorchDispatchMode):
             written: list[list[int]] = []
             self._describe(targets, written)
             mutates = [row for row, _ in written]
+            self.writers.note(mutates)
             writes_view = torch.is_grad_enabled() and any(tensor._is_view() for tensor in tensors_in(targets))
         outputs: list[list[int]] = []
         known = len(self.storages)
