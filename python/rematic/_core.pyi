@@ -2,6 +2,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, TypeAlias, final
 
+# A name of `rematic devices`, "cuda", "cuda:0", "cpu", or a torch.device.
+_Device: TypeAlias = Any
 _Path: TypeAlias = str | PathLike[str]
 _Size: TypeAlias = int | str
 _Layout: TypeAlias = tuple[str, list[int], list[int]]
@@ -123,7 +125,7 @@ class Trace:
     def stats(
         self,
         *,
-        device: str = "a100-80",
+        device: _Device = ...,
         device_file: _Path | None = None,
         cost: _Cost = "physical",
         cost_table: CostTable | _Path | None = None,
@@ -352,7 +354,7 @@ def plan(
     trace: Trace | Sequence[Trace] | Mapping[str, Trace],
     budget: _Size | None = None,
     *,
-    device: str = "a100-80",
+    device: _Device = ...,
     device_file: _Path | None = None,
     planner: Literal["exact", "greedy"] = "exact",
     cost: _Cost = "physical",
@@ -373,7 +375,7 @@ def curve(
     trace: Trace,
     points: int = 50,
     *,
-    device: str = "a100-80",
+    device: _Device = ...,
     device_file: _Path | None = None,
     cost: _Cost = "physical",
     cost_table: CostTable | _Path | None = None,
@@ -391,7 +393,7 @@ def report(
     *,
     budget: _Size | None = None,
     plan: Plan | None = None,
-    device: str = "a100-80",
+    device: _Device = ...,
     device_file: _Path | None = None,
     cost: _Cost = "physical",
     cost_table: CostTable | _Path | None = None,
@@ -410,7 +412,7 @@ def replay(
     trace: Trace,
     plan: Plan,
     *,
-    device: str | None = None,
+    device: _Device | None = None,
     device_file: _Path | None = None,
     cost: _Cost = "physical",
     cost_table: CostTable | _Path | None = None,
@@ -421,6 +423,9 @@ def replay(
 
     Device and world size are the plan's.
     """
+
+def devices() -> list[str]:
+    """The names of the known devices."""
 
 def signatures(trace: Trace) -> list[Signature]:
     """The distinct signatures of a step, in the order in which they run first.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -53,6 +54,18 @@ def test_a_plan_trains_without_the_cache(built: tuple[nn.Module, dict[str, Any]]
     model.eval()
     with torch.no_grad():
         assert model(input_ids=kwargs["input_ids"]).past_key_values is not None
+
+
+def test_encoders_are_not_warned_of() -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    model = BertForMaskedLM(BertConfig(
+        vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, use_cache=True,
+    )).train()  # fmt: skip
+    ids = torch.ones(1, 8, dtype=torch.long)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rematic.RematicWarning)
+        rematic.capture(model, input_ids=ids, labels=ids, device="cpu")
 
 
 def test_a_cache_that_is_asked_for(built: tuple[nn.Module, dict[str, Any]]) -> None:

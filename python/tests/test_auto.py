@@ -57,6 +57,65 @@ def test_auto_on_cuda_plans_for_the_real_device(monkeypatch: pytest.MonkeyPatch)
         rematic.auto(Stack(), X)
 
 
+def test_a_model_in_evaluation_mode() -> None:
+    model = Stack().eval()
+    with pytest.raises(rematic.CaptureError, match=r"Stack is in evaluation mode.*call model\.train\(\) before rematic.auto"):
+        rematic.auto(model, X, budget="1GiB", device="cpu")
+    assert rematic.auto(model, X, budget="1GiB", device="cpu", eval_mode=True).outcome == "fits"
+    with pytest.warns(rematic.RematicWarning, match="in evaluation mode") as caught:
+        rematic.capture(model, X, device="cpu")
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rematic.capture(model, X, device="cpu", eval_mode=True)
+        # The step's function has the last word, and parts may evaluate.
+        rematic.capture_step(lambda copied, _: copied.train()(X).sum().backward(), model, device="cpu")
+        model.train()
+        next(model.children()).eval()
+        rematic.capture(model, X, device="cpu")
+
+
+def test_warnings_point_at_the_users_line() -> None:
+    model = Stack()
+    with pytest.warns(rematic.RematicWarning, match="larger than the memory") as caught:
+        rematic.auto(model, X, budget="100GiB", device="a100-80", optimizer=False)
+    assert caught[0].filename == __file__
+    with pytest.warns(rematic.RematicWarning, match="in evaluation mode") as caught:
+        rematic.capture_step(lambda copied, _: copied(X).sum().backward(), model.eval())
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [("cuda", "cuda"), ("cuda:0", "cuda"), (torch.device("cuda", 1), "cuda"), (torch.device("cpu"), "cpu"), ("cpu", "cpu"),
+     ("h100", "cuda"), ("H100 PCIe", "cuda")],
+)  # fmt: skip
+def test_one_vocabulary_of_devices(device: object, kind: str, tmp_path: object) -> None:
+    trace = rematic.capture(Stack(), X, device=device)
+    assert trace.facts["device"] == kind
+    plan = rematic.plan(trace, "1GiB", device=device)
+    assert plan.device == ({"h100": "h100", "H100 PCIe": "h100-pcie"}.get(device, "a100-80") if isinstance(device, str) else "a100-80")
+    assert rematic.replay(trace, plan, device=device).peak == plan.peak
+    assert len(rematic.curve(trace, 2, device=device)) > 0
+    assert trace.stats(device=device)
+    assert rematic.auto(Stack(), X, budget="1GiB", device=device).device == plan.device
+
+
+def test_devices_that_are_refused() -> None:
+    trace = rematic.capture(Stack(), X)
+    for call in (rematic.plan, rematic.curve):
+        with pytest.raises(rematic.RematicError, match="no device `tpu`.*v100, a100-40.*cuda and cpu are understood"):
+            call(trace, device="tpu")
+        with pytest.raises(TypeError, match="not int"):
+            call(trace, device=0)
+    with pytest.raises(rematic.PlanError, match="How much memory the CPU may use is not known"):
+        rematic.plan(trace, device=torch.device("cpu"))
+    with pytest.raises(rematic.RematicError, match="no device `tpu`"):
+        rematic.auto(Stack(), X, device="tpu")
+    with pytest.raises(rematic.RematicError, match="no device `mps`"):
+        rematic.benchmark(trace, "mps")
+
+
 @pytest.mark.parametrize(
     ("product", "memory", "name"),
     [
@@ -74,6 +133,6 @@ def test_auto_on_cuda_plans_for_the_real_device(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_names_of_drivers(product: str, memory: int, name: str) -> None:
-    from rematic._apply.auto import device_of
+    from rematic._device import device_of
 
     assert device_of(product, memory) == name

@@ -149,7 +149,7 @@ def test_values_of_real_inputs_are_known() -> None:
 
 
 def test_an_unknown_device() -> None:
-    with pytest.raises(CaptureError, match="`tpu` are not known; take cpu or cuda"):
+    with pytest.raises(rematic.RematicError, match="no device `tpu`; give cuda, cpu, or one of .*: v100, a100-40"):
         capture(Outer(lambda x: x), torch.zeros(2, 8), device="tpu")
 
 
@@ -240,6 +240,56 @@ def test_a_failure_leaves_nothing_behind() -> None:
     assert nn.Module.__call__ is before
     assert nn.functional.dropout(torch.ones(8, device="meta"), 0.5).device.type == "meta"
     capture(Outer(lambda x: x), torch.zeros(2, 8))
+
+
+class Changed(Outer):
+    """Torch refuses its backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sigmoid(x + self.inner(x))
+        z = self.inner(y)
+        self.change(y)
+        return z + y
+
+
+@pytest.mark.parametrize("change", [lambda y: y.mul_(2), lambda y: y[0].zero_(), lambda y: y.t().detach().add_(1)])
+def test_what_backward_needs_is_changed_in_place(change: Any) -> None:
+    model = Changed(change)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        model(torch.zeros(2, 8)).sum().backward()
+    with pytest.raises(CaptureError) as error:
+        capture(model, torch.zeros(2, 8))
+    says(
+        error,
+        r"float32 tensor of shape \(2, 8\)",
+        r"when `(addmm|mul|sigmoid|t)\S*` in module `Changed\.?\S*` saved it",
+        r"in module `Changed` has written it since",
+        r"test_capture_mistakes\.py:\d+: ",
+    )
+
+
+def test_changes_that_torch_allows() -> None:
+    model = Changed(lambda y: y.data.mul_(2))
+    model(torch.zeros(2, 8)).sum().backward()
+    capture(model, torch.zeros(2, 8))
+
+
+def test_the_hint_fits_the_cause() -> None:
+    def fails(output: Tensor) -> Tensor:
+        raise ValueError("no")
+
+    with pytest.raises(CaptureError, match="The model has run; check the loss"):
+        capture(Outer(lambda x: x), torch.zeros(2, 8), loss=fails)
+
+    class Unwritten(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+    with pytest.raises(CaptureError) as error:
+        capture(Unwritten(), torch.zeros(2, 8))
+    says(error, "forward")
+    assert "meta kernel" not in str(error.value)
 
 
 def test_sparse_gradients() -> None:

@@ -153,9 +153,7 @@ fn recurrent(inputs: &[&Layout], products: u64, weights: Option<usize>) -> Optio
     let each = product(elements.iter().copied()).saturating_mul(u128::from(2 * products));
     let listed = rest.iter().map(|layout| layout.shape.as_slice()).take_while(|shape| shape.len() < 3);
     let matrices = listed.filter(|shape| shape.len() == 2).take(weights.unwrap_or(usize::MAX));
-    Some(matrices.fold(0, |sum: u128, shape| {
-        sum.saturating_add(each.saturating_mul(product(shape.iter().copied())))
-    }))
+    Some(matrices.fold(0, |sum: u128, shape| sum.saturating_add(each.saturating_mul(product(shape.iter().copied())))))
 }
 
 /// The extents of a convolution that its shapes agree on.

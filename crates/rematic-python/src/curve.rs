@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 use rematic::{CurveAnswer, Limits, Style};
 
+use crate::device::DeviceName;
 use crate::error::{RematicError, exception};
 use crate::option::{self, Patterns, TableOrPath, target};
 use crate::trace::Trace;
@@ -100,14 +101,14 @@ impl Curve {
 
 /// Plans for budgets from the step as it is down to the least that can be reached.
 #[pyfunction]
-#[pyo3(signature = (trace, points=50, *, device="a100-80", device_file=None, cost="physical", cost_table=None, only=None,
+#[pyo3(signature = (trace, points=50, *, device=DeviceName::default(), device_file=None, cost="physical", cost_table=None, only=None,
                     never=None, whole=false, world_size=1, allocator=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn curve(
     py: Python<'_>,
     trace: &Trace,
     points: usize,
-    device: &str,
+    device: DeviceName,
     device_file: Option<PathBuf>,
     cost: &str,
     cost_table: Option<TableOrPath<'_>>,
@@ -120,7 +121,7 @@ pub(crate) fn curve(
     if !(2..=10_000).contains(&points) {
         return Err(RematicError::new_err(format!("points is {points}; give a number from 2 to 10000")));
     }
-    let target = target(device, device_file, cost, cost_table, allocator)?;
+    let target = target(&device.name, device_file, cost, cost_table, allocator)?;
     let limits = option::limits(only, never, whole, world_size);
     let step = Arc::clone(&trace.step);
     let answer = interruptible(py, move |cancel| target.curve(&step, Limits { cancel, ..limits }, points, || {}))?

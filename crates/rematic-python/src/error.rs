@@ -1,7 +1,5 @@
 //! The one place where Rust's errors become exceptions.
 
-use std::ffi::CString;
-
 use pyo3::create_exception;
 use pyo3::exceptions::{PyUserWarning, PyValueError};
 use pyo3::prelude::*;
@@ -55,9 +53,10 @@ pub(crate) fn infeasible(py: Python<'_>, words: &str, budget: Bytes, least: Byte
     set.err().unwrap_or(error)
 }
 
-/// Warns whoever called.
-pub(crate) fn warn(py: Python<'_>, text: String) -> PyResult<()> {
-    PyErr::warn(py, &py.get_type::<RematicWarning>(), &CString::new(text)?, 1)
+/// Warns whoever called, at the line outside of the package.
+pub(crate) fn warn(py: Python<'_>, text: &str) -> PyResult<()> {
+    py.import("rematic._warning")?.call_method1("warn", (text,))?;
+    Ok(())
 }
 
 /// Options have the same names in Python and on the command line, which most errors speak of: `--world-size` there is

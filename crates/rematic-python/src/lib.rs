@@ -3,6 +3,7 @@
 mod compat;
 mod cost;
 mod curve;
+mod device;
 mod error;
 mod option;
 mod plan;
@@ -43,6 +44,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(curve::curve, module)?)?;
     module.add_function(wrap_pyfunction!(replay::replay, module)?)?;
     module.add_function(wrap_pyfunction!(report::report, module)?)?;
+    module.add_function(wrap_pyfunction!(device::devices, module)?)?;
     module.add_function(wrap_pyfunction!(cost::signatures, module)?)?;
     module.add_function(wrap_pyfunction!(cost::modelled_shares, module)?)?;
     module.add_function(wrap_pyfunction!(compat::sac_milp, module)?)?;

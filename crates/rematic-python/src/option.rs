@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use rematic::{Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Limits, Optimizer, Planner, Target};
 
 use crate::cost::CostTable;
+use crate::device::unknown;
 use crate::error::{PlanError, RematicError, exception};
 
 /// One of several values by its name.
@@ -91,7 +92,7 @@ pub(crate) fn target(
         }
         (Some(rule), None) => CostSource::Rule(rule),
     };
-    let mut target = Target::find(device, device_file.as_deref(), source).map_err(exception)?;
+    let mut target = Target::find(device, device_file.as_deref(), source).map_err(unknown)?;
     target.allocator = allocator.map(self::allocator).transpose()?;
     Ok(target)
 }

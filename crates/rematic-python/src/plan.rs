@@ -6,6 +6,7 @@ use pyo3::types::PyDict;
 use rematic::{Bytes, Fit, Limits, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Verdict, variants_text};
 use rematic_plan::Choice;
 
+use crate::device::{DeviceName, no_budget_for_host};
 use crate::error::{exception, infeasible, warn};
 use crate::option::{self, Patterns, TableOrPath, target};
 use crate::trace::facts;
@@ -281,14 +282,14 @@ impl Plan {
 /// Finds what to drop and recompute so that the step, or each of several variants of it, fits a budget, at the least extra
 /// time.
 #[pyfunction]
-#[pyo3(signature = (trace, budget=None, *, device="a100-80", device_file=None, planner="exact", cost="physical",
+#[pyo3(signature = (trace, budget=None, *, device=DeviceName::default(), device_file=None, planner="exact", cost="physical",
                     cost_table=None, only=None, never=None, whole=false, world_size=1, allocator=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn plan(
     py: Python<'_>,
     trace: &Bound<'_, PyAny>,
     budget: Option<&Bound<'_, PyAny>>,
-    device: &str,
+    device: DeviceName,
     device_file: Option<PathBuf>,
     planner: &str,
     cost: &str,
@@ -301,11 +302,15 @@ pub(crate) fn plan(
 ) -> PyResult<Plan> {
     let Traces { names, steps } = Traces::of(trace)?;
     let planner = option::planner(planner)?;
-    let target = target(device, device_file, cost, cost_table, allocator)?;
-    let budget = budget.map(option::size).transpose()?.unwrap_or(target.device.memory);
+    let target = target(&device.name, device_file, cost, cost_table, allocator)?;
+    let budget = match budget {
+        Some(budget) => option::size(budget)?,
+        None if device.is_host => return Err(no_budget_for_host()),
+        None => target.device.memory,
+    };
     let limits = option::limits(only, never, whole, world_size);
     if let Some(warning) = target.budget_warning(budget) {
-        warn(py, warning)?;
+        warn(py, &warning)?;
     }
     let given = steps.clone();
     let work = move |cancel| target.plan_each(&given, &Limits { cancel, ..limits }, planner, budget);

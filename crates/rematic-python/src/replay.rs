@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rematic::PlanAnswer;
 
+use crate::device::DeviceName;
 use crate::error::exception;
 use crate::option::{self, TableOrPath, target};
 use crate::plan::Plan;
@@ -86,7 +87,7 @@ pub(crate) fn replay(
     py: Python<'_>,
     trace: &Trace,
     plan: &Plan,
-    device: Option<&str>,
+    device: Option<DeviceName>,
     device_file: Option<PathBuf>,
     cost: &str,
     cost_table: Option<TableOrPath<'_>>,
@@ -94,7 +95,13 @@ pub(crate) fn replay(
     allocator: Option<&str>,
 ) -> PyResult<Replay> {
     let document = plan.document.clone();
-    let target = target(device.unwrap_or(&document.device), device_file, cost, cost_table, allocator)?;
+    let target = target(
+        device.as_ref().map_or(&document.device, |device| &device.name),
+        device_file,
+        cost,
+        cost_table,
+        allocator,
+    )?;
     let limits = option::limits(None, None, false, world_size.unwrap_or(document.world_size));
     let step = Arc::clone(&trace.step);
     let answer = interruptible(py, move |_| target.replay(&step, limits, document))?.map_err(exception)?;

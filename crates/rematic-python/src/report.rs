@@ -4,6 +4,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use rematic::{Error, Limits, PageOptions};
 
+use crate::device::{DeviceName, no_budget_for_host};
 use crate::error::exception;
 use crate::option::{self, Patterns, TableOrPath, target};
 use crate::plan::Plan;
@@ -15,7 +16,7 @@ const POINTS: usize = 50;
 
 /// Writes one HTML page that shows a step, its peak, its plan and the plans for other budgets.
 #[pyfunction]
-#[pyo3(signature = (trace, output, *, budget=None, plan=None, device="a100-80", device_file=None, cost="physical",
+#[pyo3(signature = (trace, output, *, budget=None, plan=None, device=DeviceName::default(), device_file=None, cost="physical",
                     cost_table=None, only=None, never=None, whole=false, world_size=1, allocator=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn report(
@@ -24,7 +25,7 @@ pub(crate) fn report(
     output: PathBuf,
     budget: Option<&Bound<'_, PyAny>>,
     plan: Option<&Plan>,
-    device: &str,
+    device: DeviceName,
     device_file: Option<PathBuf>,
     cost: &str,
     cost_table: Option<TableOrPath<'_>>,
@@ -34,7 +35,10 @@ pub(crate) fn report(
     world_size: u64,
     allocator: Option<&str>,
 ) -> PyResult<()> {
-    let target = target(device, device_file, cost, cost_table, allocator)?;
+    let target = target(&device.name, device_file, cost, cost_table, allocator)?;
+    if device.is_host && budget.is_none() && plan.is_none() {
+        return Err(no_budget_for_host());
+    }
     let limits = option::limits(only, never, whole, world_size);
     let options = PageOptions {
         budget: budget.map(option::size).transpose()?,

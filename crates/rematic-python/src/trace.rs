@@ -7,6 +7,7 @@ use pyo3::types::{PyBytes, PyDict};
 use rematic::{Model, Options, Source, StepReport, StepTrace, Target, Timeline};
 use rematic_trace::ModuleId;
 
+use crate::device::DeviceName;
 use crate::error::{TraceError, exception};
 use crate::option::{self, TableOrPath, target};
 use crate::work::interruptible;
@@ -231,20 +232,20 @@ impl Trace {
     }
 
     /// What `rematic stats --json` says.
-    #[pyo3(signature = (*, device="a100-80", device_file=None, cost="physical", cost_table=None, allocator=None,
+    #[pyo3(signature = (*, device=DeviceName::default(), device_file=None, cost="physical", cost_table=None, allocator=None,
                         timeline=false))]
     #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
     fn stats<'py>(
         &self,
         py: Python<'py>,
-        device: &str,
+        device: DeviceName,
         device_file: Option<PathBuf>,
         cost: &str,
         cost_table: Option<TableOrPath<'_>>,
         allocator: Option<&str>,
         timeline: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let target = target(device, device_file, cost, cost_table, allocator)?;
+        let target = target(&device.name, device_file, cost, cost_table, allocator)?;
         let step = Arc::clone(&self.step);
         let json = interruptible(py, move |_| {
             StepReport::new((*step).clone(), &target).map(|report| report.stats().json(timeline))

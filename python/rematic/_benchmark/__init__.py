@@ -20,7 +20,7 @@ def benchmark(
 ) -> CostTable:
     """Runs each distinct operator of a step on a device, and notes the median of its times. Needs torch.
 
-    `device` is "cpu" or "cuda"; by default CUDA where there is a GPU and the step was not captured for the CPU. An
+    `device` is "cpu", "cuda" or a torch.device; by default CUDA where there is a GPU and the step was not captured for the CPU. An
     operator runs `repeats` times after a warm-up, but not for longer than `seconds`. `causal` says whether attention
     without a mask is measured with the causal one. A bar on a terminal shows the progress, unless `progress` is False.
 

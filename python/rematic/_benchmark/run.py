@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from typing import Any
 
 import torch
 
-from rematic._core import CostTable, RematicError, RematicWarning, Signature, Trace, modelled_shares, signatures
+from rematic._core import CostTable, RematicError, Signature, Trace, modelled_shares, signatures
+from rematic._device import data_sheet, is_torch_name, kind_of
+from rematic._warning import warn
 
 from .inputs import make, storage_bytes
 from .progress import Progress
@@ -48,7 +49,7 @@ def run(
             except NotRebuilt as reason:
                 left_out[position] = str(reason)
     if left_out:
-        warnings.warn(_left_out_text(trace, todo, left_out), RematicWarning, stacklevel=3)
+        warn(_left_out_text(trace, todo, left_out))
     if not rows:
         raise RematicError(f"none of the step's {len(todo)} operators runs on {chosen}; take another device")
     return CostTable(_name(chosen), rows)
@@ -58,15 +59,15 @@ def _device(trace: Trace, device: str | torch.device | None) -> torch.device:
     if device is None:
         on_gpu = torch.cuda.is_available() and trace.facts.get("device") != "cpu"
         device = "cuda" if on_gpu else "cpu"
-    try:
-        chosen = torch.device(device)
-    except (RuntimeError, TypeError):
-        chosen = None
-    if chosen is None or chosen.type not in ("cpu", "cuda"):
-        raise RematicError(f"cannot measure on `{device}`; give cpu or cuda")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
+    kind = kind_of(device)
+    if kind == "cuda" and not torch.cuda.is_available():
         raise RematicError("there is no CUDA device here; measure where there is one, or give device='cpu'")
-    return chosen
+    if is_torch_name(device):
+        return torch.device(device)
+    here, _ = data_sheet(kind)
+    if here != str(device).strip().lower():
+        raise RematicError(f"cannot measure on `{device}`: this machine's GPU is `{here}`; give cuda or cpu")
+    return torch.device(kind)
 
 
 def _milliseconds(signature: Signature, device: torch.device, repeats: int, seconds: float, causal: bool) -> float:

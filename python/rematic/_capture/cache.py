@@ -23,6 +23,19 @@ def caching_configs(model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
+def makes_cache(model: nn.Module, configs: list[Any]) -> bool:
+    """Whether a model makes a cache, as far as can be told: encoders have the switch too, and no use for it."""
+    generating = {
+        id(module.config) for module in model.modules() if hasattr(module, "can_generate") and module.can_generate()
+    }
+    return any(
+        id(config) in generating
+        or getattr(config, "is_decoder", True)
+        or getattr(config, "is_encoder_decoder", False)
+        for config in configs
+    )
+
+
 @contextlib.contextmanager
 def without_cache(configs: Iterable[Any]) -> Iterator[None]:
     """Switches the caches off for a while."""

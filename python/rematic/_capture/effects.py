@@ -106,7 +106,7 @@ class Effect:
             return []
         found = [args[position] for position in self._positions if position < len(args)]
         found += [kwargs[name] for name in self._names if name in kwargs]
-        return list(tensors_in(found))
+        return [tensor for tensor in tensors_in(found) if tensor.layout is torch.strided]
 
 
 _UNFOLLOWED = Unknown(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 import os
+import sys
 import traceback
 
 import torch
@@ -25,6 +27,17 @@ class UnknownValue(CaptureError):
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
         self.remedy = remedy
+
+
+def current_line() -> str | None:
+    """The innermost line outside torch and this package that runs now, as `file:line: code`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_LIBRARIES):
+            return f"{name}:{frame.f_lineno}: {linecache.getline(name, frame.f_lineno).strip()}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def user_line(error: BaseException) -> str | None:

@@ -38,6 +38,10 @@ class Literals(TorchFunctionMode):
             return self._made(func, args, kwargs or {})
         elif func is Tensor.numpy and args[0].is_meta:
             return self._array(args[0], **(kwargs or {}))
+        elif func is Tensor.backward:
+            # A checkpoint runs forward again there.
+            with self:
+                return _backward(*args, **(kwargs or {}))
         elif func is Tensor.__array__ and args[0].is_meta:
             made = self._array(args[0])
             return made if len(args) < 2 or args[1] is None else made.astype(args[1], copy=False)
@@ -109,6 +113,12 @@ class Literals(TorchFunctionMode):
         # What is written to it would be written to the tensor, unseen.
         made.flags.writeable = False
         return made
+
+
+def _backward(
+    tensor: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+) -> None:
+    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _is_tuple(index: Any) -> bool:

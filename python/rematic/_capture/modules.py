@@ -91,6 +91,8 @@ class CallWatch:
         self.forwards: list[str] = []
         # What each of them is given.
         self.inputs: list[str] = []
+        # Whether the whole model was in evaluation mode in the first forward with gradients.
+        self.evaluates = False
         # The innermost module in which something failed.
         self.failed: str | None = None
 
@@ -183,6 +185,9 @@ class CallWatch:
         if self.forwards and self._recorder.stepped:
             self.forwards.append(STEP)
         self._recorder.stepped = False
+        if not self.forwards and torch.is_grad_enabled():
+            # Parts of a model in training may evaluate, as batch norm that is frozen.
+            self.evaluates = not any(module.training for module in self._tree.model.modules())
         evaluates = self._trains and not self._tree.model.training
         trains = torch.is_grad_enabled() and not evaluates
         self.forwards.append(forward_word(trains, self._tree.paths[row].partition(".")[2]))

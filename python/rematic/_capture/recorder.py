@@ -43,6 +43,7 @@ from .shapes import Layout, Shapes
 from .trees import tensors_in
 from .twins import Twins
 from .values import Values
+from .writers import Writers
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _autograd_node: Callable[[], Any] = torch._C._current_autograd_node
@@ -78,6 +79,7 @@ class Recorder(Twins):
         self._storages: dict[int, StorageRef] = {}
         self._drops: dict[int, int] = {}
 
+        self.writers = Writers(self)
         self._nodes = Nodes(self._hold)
         self._holds: dict[int, int] = {}
         self._reads: dict[int, int] = {}
@@ -167,18 +169,28 @@ class Recorder(Twins):
         requires_grad = tensor.requires_grad
         if op is None:
             saved = Saved(self, -1, row_id, layout, requires_grad, False)
+            self._note(saved, tensor)
             self._nodes.wait(number, saved)
             return saved
         node = tensor.grad_fn if requires_grad else None
         is_output = node is not None and node._sequence_nr() == number
         del node
         saved = Saved(self, op, row_id, layout, requires_grad, is_output)
+        self._note(saved, tensor)
         self._hold(op, saved)
         if is_output:
             # Without hooks, autograd detaches an output that it saves.
             tensor_row = [row_id, self.layout(tensor)]
             self._record_detach(tensor_row)
         return saved
+
+    def _note(self, saved: Saved, tensor: Tensor) -> None:
+        saved.content = self.values.content_of(tensor.untyped_storage())
+        self._quiet = True
+        try:
+            saved.watch(tensor)
+        finally:
+            self._quiet = False
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
@@ -227,6 +239,7 @@ class Recorder(Twins):
         """Backward reads a saved tensor."""
         if not isinstance(saved, Saved):
             return saved
+        self.writers.check(saved)
         dtype, shape, strides = saved.layout
         self._quiet = True
         try:
@@ -234,6 +247,7 @@ class Recorder(Twins):
         finally:
             self._quiet = False
         storage = fresh.untyped_storage()
+        self.values.hold(storage, saved.content)
         ref = FreshRef(storage, self._fresh_dropped)
         ref.op = saved.op
         ref.detaches = saved.requires_grad
@@ -356,6 +370,7 @@ class Recorder(Twins):
             written: list[list[int]] = []
             self._describe(targets, written)
             mutates = [row for row, _ in written]
+            self.writers.note(mutates)
             writes_view = torch.is_grad_enabled() and any(tensor._is_view() for tensor in tensors_in(targets))
         outputs: list[list[int]] = []
         known = len(self.storages)

@@ -12,20 +12,21 @@ import dataclasses
 import gc
 import json
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rematic._core import RematicWarning, Trace
+from rematic._core import Trace
 from rematic._apply.wrapping import check_free
+from rematic._device import kind_of
+from rematic._warning import warn
 
 from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer, unwrapped
 from .attributes import AttributeWatch, rows_of
 from .bystanders import Bystanders
-from .cache import caching_configs, without_cache
+from .cache import caching_configs, makes_cache, without_cache
 from .contents import META_INPUT
 from .cudnn import flatten_weights
 from .devices import Elsewhere
@@ -35,7 +36,7 @@ from .modules import FORWARDS, TRAIN, CallWatch, GradientWatch, ModuleTree
 from .optimizers import take_first_step
 from .recorder import Recorder
 from .replica import Replica
-from .routing import DEVICES, as_on
+from .routing import as_on
 from .signature import INPUTS, NEXT
 from .trees import tensors_in
 from .values import Values
@@ -47,6 +48,10 @@ CACHES = (
     "the model's config has use_cache, which keeps keys and values for generation; a step without it is captured, and under a "
     "plan the model trains without it; give use_cache=False or True to say what you want"
 )
+EVALUATES = (
+    "the model is in evaluation mode, where dropout and batch norm do other things than in training; call model.train() "
+    "first, or give eval_mode=True if it trains like this"
+)
 
 
 def document(
@@ -54,7 +59,8 @@ def document(
     *args: Any,
     loss: Callable[[Any], Tensor] | None = None,
     optimizer: OptimizerChoice = None,
-    device: str = "cuda",
+    device: Any = "cuda",
+    eval_mode: bool = False,
     **kwargs: Any,
 ) -> bytes:
     """What `capture` captures, as the text of a trace file."""
@@ -72,7 +78,7 @@ def document(
             copied.zero_grad()
         return output
 
-    return _run(step, model, optimizer, device, (args, kwargs), Bystanders(loss))
+    return _run(step, model, optimizer, device, (args, kwargs), Bystanders(loss), eval_mode)
 
 
 def document_of_step(
@@ -80,7 +86,8 @@ def document_of_step(
     model: nn.Module,
     optimizer: OptimizerChoice = None,
     *,
-    device: str = "cuda",
+    device: Any = "cuda",
+    eval_mode: bool = False,
 ) -> bytes:
     """What `capture_step` captures, as the text of a trace file."""
     check_model(model, "capture_step takes the step's function, then the model, then its optimizer")
@@ -90,7 +97,7 @@ def document_of_step(
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
         return fn(copied, stepper)
 
-    return _run(step, model, optimizer, device, ((), {}), Bystanders(fn))
+    return _run(step, model, optimizer, device, ((), {}), Bystanders(fn), eval_mode)
 
 
 def capture(
@@ -98,20 +105,22 @@ def capture(
     *args: Any,
     loss: Callable[[Any], Tensor] | None = None,
     optimizer: OptimizerChoice = None,
-    device: str = "cuda",
+    device: Any = "cuda",
+    eval_mode: bool = False,
     **kwargs: Any,
 ) -> Trace:
     """Captures one training step of `model(*args, **kwargs)` in steady state, without a GPU and without its memory.
 
     `loss` takes the model's output and gives a scalar; by default it is the output's own `loss` if it has one, and
     otherwise the sum of its first tensor that needs a gradient. `optimizer` is an optimizer of this model, or a
-    function from parameters to one, or False for none; by default Adam. `device` says whose operators run: "cuda" or
-    "cpu".
+    function from parameters to one, or False for none; by default Adam. `device` says whose operators run: "cuda", "cpu", a
+    torch.device, or a name of `rematic devices`. `eval_mode` says that the model is meant to train in evaluation mode,
+    which is warned of otherwise.
 
     The step is `output = model(...)`, `loss(output).backward()`, `optimizer.step()`, `optimizer.zero_grad()`. The
     loop's variable holds the output, so the previous step's lives until this one's forward is over.
     """
-    return Trace.from_bytes(document(model, *args, loss=loss, optimizer=optimizer, device=device, **kwargs))
+    return Trace.from_bytes(document(model, *args, loss=loss, optimizer=optimizer, device=device, eval_mode=eval_mode, **kwargs))
 
 
 def capture_step(
@@ -119,13 +128,14 @@ def capture_step(
     model: nn.Module,
     optimizer: OptimizerChoice = None,
     *,
-    device: str = "cuda",
+    device: Any = "cuda",
+    eval_mode: bool = False,
 ) -> Trace:
     """Captures one call of a training-step function: `fn(model, optimizer)` is called with copies on the meta device.
 
     What `fn` returns counts as held by the training loop until the next step's forward is over.
     """
-    return Trace.from_bytes(document_of_step(fn, model, optimizer, device=device))
+    return Trace.from_bytes(document_of_step(fn, model, optimizer, device=device, eval_mode=eval_mode))
 
 
 def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
@@ -160,19 +170,18 @@ def _run(
     step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any],
     model: nn.Module,
     optimizer: OptimizerChoice,
-    device: str,
+    device: Any,
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
     bystanders: Bystanders,
+    eval_mode: bool,
 ) -> bytes:
-    kind = str(device).split(":")[0]
-    if kind not in DEVICES:
-        raise CaptureError(f"Operators of device `{device}` are not known; take {' or '.join(sorted(DEVICES))}")
+    kind = kind_of(device)
     check_optimizer(optimizer)
     model = unwrapped(model)
     check_free(model)
     caching = [] if "use_cache" in inputs[1] else caching_configs(model)
-    if caching:
-        warnings.warn(CACHES, RematicWarning, stacklevel=4)
+    if makes_cache(model, caching):
+        warn(CACHES)
     with without_cache(caching):
         before = _Before()
         while True:
@@ -180,6 +189,8 @@ def _run(
                 attempt = _Attempt(model, optimizer, kind, inputs, bystanders, before)
                 document = attempt.run(step)
             if attempt.after == before:
+                if attempt.evaluates and not eval_mode:
+                    warn(EVALUATES)
                 return json.dumps(document, separators=(",", ":")).encode()
             # What a step leaves, it finds. That is known now.
             before = attempt.after
@@ -222,6 +233,7 @@ class _Attempt:
         self.parameters = [*self.model.parameters(), *(tensor for tensor in self.outside if tensor.requires_grad)]
         self.before = before
         self.after = before
+        self.evaluates = False
 
     def _optimizer(self, choice: OptimizerChoice) -> torch.optim.Optimizer | None:
         if choice is False:
@@ -258,6 +270,7 @@ class _Attempt:
         with _no_collection(), as_on(self.device):
             self._make_optimizer_state()
             tree = ModuleTree(self.model, recorder)
+            recorder.writers.paths = tree.paths
             for tensor in tensors_in(self.inputs):
                 if tensor.is_meta:
                     recorder.storage_before_step(tensor, "other")
@@ -293,6 +306,7 @@ class _Attempt:
                     "Backward gave no parameter a gradient; check requires_grad of the model's parameters, and that "
                     "the step calls backward"
                 )
+            self.evaluates = calls.evaluates
             events = _with_previous(recorder, calls, gradients.rows, attributes, output)
             self._note_untrained(gradients)
             self._note_gradients()
@@ -409,24 +423,37 @@ def _explained(error: Exception, recorder: Recorder, calls: CallWatch) -> Captur
     op = f", at operator `{recorder.running}`" if recorder.running is not None else ""
     line = user_line(error)
     at = f"\n  at {line}" if line else ""
-    if isinstance(error, NotImplementedError):
-        hint = "An operator without a meta kernel needs one (torch.library.register_fake)."
-    elif "don't yet support saved tensor hooks" in str(error):
-        hint = "Gradients of torch.func cannot be watched; take torch.autograd.grad."
-    elif "FlexAttention" in str(error):
-        hint = (
-            "Flex attention is made by the compiler, and has no backward on the CPU; take "
-            "torch.nn.functional.scaled_dot_product_attention."
-        )
-    elif "expected device cpu but got meta" in str(error):
-        hint = "A tensor that the step makes on the CPU needs a gradient: make it with requires_grad=True, or on the device."
-    elif not torch.is_grad_enabled():
-        hint = "Gradients are off (torch.no_grad or torch.inference_mode): capture outside of it."
-    else:
-        hint = "Check that the model runs with these inputs."
+    hint = _hint(error, recorder, calls)
     return CaptureError(
         f"The step fails on the meta device{where}{op}: {type(error).__name__}: {error}{at}\n{hint}"
     )
+
+
+# What to do about errors that torch words like this.
+_HINTS = {
+    "don't yet support saved tensor hooks": "Gradients of torch.func cannot be watched; take torch.autograd.grad.",
+    "FlexAttention": "Flex attention is made by the compiler, and has no backward on the CPU; take "
+    "torch.nn.functional.scaled_dot_product_attention.",
+    "expected device cpu but got meta": "A tensor that the step makes on the CPU needs a gradient: make it with "
+    "requires_grad=True, or on the device.",
+}
+
+
+def _hint(error: Exception, recorder: Recorder, calls: CallWatch) -> str:
+    if isinstance(error, NotImplementedError) and recorder.running is not None:
+        return f"`{recorder.running}` has no meta kernel; give it one (torch.library.register_fake)."
+    if not torch.is_grad_enabled():
+        return "Gradients are off (torch.no_grad or torch.inference_mode): capture outside of it."
+    known = next((hint for words, hint in _HINTS.items() if words in str(error)), None)
+    if known is not None:
+        return known
+    if "meta tensor" in str(error) or "meta device" in str(error):
+        return "It reads data that a tensor does not have here; leave this line out while the step is captured."
+    if recorder.in_optimizer:
+        return "It is the optimizer that fails; take another one, or optimizer=False to leave it out."
+    if calls.failed is None and calls.forwards:
+        return "The model has run; check the loss, and what the step does with the model's output."
+    return "Check that the model runs with these inputs."
 
 
 def _unknown_value(error: UnknownValue, calls: CallWatch) -> UnknownValue:

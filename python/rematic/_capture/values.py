@@ -209,8 +209,10 @@ class Values(TorchDispatchMode):
         worst: Unknown | None = None
         for item in items:
             if isinstance(item, Tensor):
+                if item.layout is not torch.strided:
+                    return WEIGHTS
                 if not item.is_meta:
-                    if not _is_plain(item):
+                    if type(item) not in _PLAIN_TYPES:
                         return WEIGHTS
                     continue
                 content = getattr(item.untyped_storage(), _CONTENT, None)
@@ -238,9 +240,10 @@ class Values(TorchDispatchMode):
                     self._write(tensor.untyped_storage(), content)
         if content is not None:
             for tensor in tensors_in(outputs):
-                storage = tensor.untyped_storage()
-                if tensor.is_meta and not hasattr(storage, _CONTENT):
-                    setattr(storage, _CONTENT, content)
+                if tensor.is_meta and tensor.layout is torch.strided:
+                    storage = tensor.untyped_storage()
+                    if not hasattr(storage, _CONTENT):
+                        setattr(storage, _CONTENT, content)
 
     def _write(self, storage: torch.UntypedStorage, content: Content | Unknown | None) -> None:
         if hasattr(storage, _CONTENT):
@@ -268,7 +271,7 @@ class Values(TorchDispatchMode):
             for storage, content in written.values():
                 self._write(storage, content)
         for position, output in enumerate(outputs):
-            if type(output) is Tensor and output.is_meta:
+            if type(output) is Tensor and output.is_meta and output.layout is torch.strided:
                 storage = output.untyped_storage()
                 # Not every view says so in its schema.
                 if not hasattr(storage, _CONTENT):
