@@ -11,6 +11,8 @@
 //! | its backward | the same once for the input's gradient and once for the weight's, where they are returned |
 //! | attention of `q [b,h,s,d]`, `k [b,g,t,d]`, `v [b,g,t,e]` | `2·b·h·s·t·(d+e)` |
 //! | its backward | `2·b·h·s·t·(3d+2e)`: the scores again, then two products for each of the two of forward |
+//! | recurrent layers of `[…,w]` with weights `[m,k]` | `2·m·k` for each weight and each element before `w` |
+//! | their backward | twice that: for the gradients of inputs and of weights |
 //!
 //! `positions` are those of the output, or of the input if the convolution is transposed. With grouped queries (`g < h`)
 //! keys and values are repeated, so `h` counts. The weight's second extent is already divided by the groups.
@@ -52,6 +54,14 @@ pub enum Formula {
     Attention,
     /// Its backward: gradient of the output, query, key, value.
     AttentionBackward,
+    /// Recurrent layers of an input, followed by their weights and the hidden state.
+    Recurrent {
+        /// Products for each of forward.
+        products: u64,
+        /// How many matrices are weights. Without it, all before the hidden state, which has three extents: cuDNN's kernel
+        /// has the weights of all layers.
+        weights: Option<usize>,
+    },
 }
 
 impl Formula {
@@ -77,6 +87,10 @@ impl Formula {
             | "_scaled_dot_product_efficient_attention_backward"
             | "_scaled_dot_product_cudnn_attention_backward"
             | "_scaled_dot_product_flash_attention_for_cpu_backward" => Formula::AttentionBackward,
+            "mkldnn_rnn_layer" => Formula::Recurrent { products: 1, weights: Some(2) },
+            "mkldnn_rnn_layer_backward" => Formula::Recurrent { products: 2, weights: Some(2) },
+            "_cudnn_rnn" => Formula::Recurrent { products: 1, weights: None },
+            "_cudnn_rnn_backward" => Formula::Recurrent { products: 2, weights: None },
             _ => Formula::None,
         }
     }
@@ -100,6 +114,7 @@ impl Formula {
             Formula::AttentionBackward => {
                 Attention::new(shape(1), shape(2), shape(3)).and_then(|attention| attention.backward(shape(0)?))
             }
+            Formula::Recurrent { products, weights } => recurrent(inputs, products, weights),
         };
         Flops(count.unwrap_or(0))
     }
@@ -110,7 +125,7 @@ impl Formula {
         let factor = match self {
             Formula::None => return None,
             Formula::Matmul(first) | Formula::BatchedMatmul(first) => first,
-            Formula::Convolution | Formula::Attention => 0,
+            Formula::Convolution | Formula::Attention | Formula::Recurrent { .. } => 0,
             Formula::ConvolutionBackward | Formula::AttentionBackward => 1,
         };
         inputs.get(factor).map(|layout| layout.dtype)
@@ -135,6 +150,15 @@ fn batched_matmul(left: Shape<'_>, right: Shape<'_>) -> Option<u128> {
         (&[b, m, k], &[b2, k2, n]) if b == b2 && k == k2 => Some(product([2, b, m, k, n])),
         _ => None,
     }
+}
+
+fn recurrent(inputs: &[&Layout], products: u64, weights: Option<usize>) -> Option<u128> {
+    let (input, rest) = inputs.split_first()?;
+    let (_, elements) = input.shape.split_last()?;
+    let each = product(elements.iter().copied()).saturating_mul(u128::from(2 * products));
+    let listed = rest.iter().map(|layout| layout.shape.as_slice()).take_while(|shape| shape.len() < 3);
+    let matrices = listed.filter(|shape| shape.len() == 2).take(weights.unwrap_or(usize::MAX));
+    Some(matrices.fold(0, |sum: u128, shape| sum.saturating_add(each.saturating_mul(product(shape.iter().copied())))))
 }
 
 /// The extents of a convolution that its shapes agree on.
@@ -243,6 +267,18 @@ mod tests {
 
     fn physical(operator: &str, inputs: &[&[u64]], outputs: &[&[u64]]) -> u128 {
         count(operator, inputs, outputs, CostRule::Physical)
+    }
+
+    #[test]
+    fn recurrent_layers_multiply_by_each_weight_at_each_step() {
+        // Five steps of three sequences, from 8 to 16: four gates.
+        let layer: [&[u64]; 7] = [&[5, 3, 8], &[64, 8], &[64, 16], &[64], &[64], &[3, 16], &[3, 16]];
+        let once = 2 * 15 * (64 * 8 + 64 * 16);
+        assert_eq!(physical("mkldnn_rnn_layer", &layer, &[]), once);
+        assert_eq!(physical("mkldnn_rnn_layer_backward", &layer, &[]), 2 * once);
+        let whole: [&[u64]; 8] = [&[15, 8], &[64, 8], &[64, 16], &[64], &[64], &[1664], &[1, 3, 16], &[1, 3, 16]];
+        assert_eq!(physical("_cudnn_rnn", &whole, &[]), once);
+        assert_eq!(physical("_cudnn_rnn_backward", &whole, &[]), 2 * once);
     }
 
     #[test]
