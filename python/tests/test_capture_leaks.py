@@ -74,7 +74,7 @@ def test_a_capture_that_fails_lets_go_too(make: Callable[..., nn.Module]) -> Non
     assert left(refs) == 0
 
 
-def test_a_loss_that_the_step_hands_out_holds_no_weights() -> None:
+def test_a_loss_that_the_step_keeps_is_let_go_of() -> None:
     model, losses = nn.Linear(8, 8), []
     refs = refs_to(model)
 
@@ -87,4 +87,4 @@ def test_a_loss_that_the_step_hands_out_holds_no_weights() -> None:
 
     capture_step(step, model)
     del model
-    assert losses and left(refs) == 0
+    assert losses == [] and left(refs) == 0

@@ -54,9 +54,14 @@ pub enum Formula {
     Attention,
     /// Its backward: gradient of the output, query, key, value.
     AttentionBackward,
-    /// Recurrent layers of an input, with this many products for each of forward. The first two weights of oneDNN's layer
-    /// count; cuDNN's kernel has those of all layers, and what is no weight begins with the hidden state.
-    Recurrent { products: u64, weights: Option<usize> },
+    /// Recurrent layers of an input, followed by their weights and the hidden state.
+    Recurrent {
+        /// Products for each of forward.
+        products: u64,
+        /// How many matrices are weights. Without it, all before the hidden state, which has three extents: cuDNN's kernel
+        /// has the weights of all layers.
+        weights: Option<usize>,
+    },
 }
 
 impl Formula {
