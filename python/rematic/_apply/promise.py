@@ -8,7 +8,6 @@ too.
 from __future__ import annotations
 
 import contextlib
-import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -21,9 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rematic._capture.references import StorageRef
 from rematic._capture.trees import tensors_in
-from rematic._core import Plan, RematicWarning
-
-from .lines import outside
+from rematic._core import Plan
+from rematic._warning import warn
 
 # A share of the promise, and bytes: what is above it by less is within it.
 SLACK, SMALL = 0.01, 4096
@@ -39,7 +37,8 @@ class Promise:
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self.model = model
         self.peak = plan.peak
-        self.after_forward = plan.forward_bytes
+        # Variants leave different amounts, and which one runs is known too late.
+        self.after_forward = plan.forward_bytes if len(plan.variants) == 1 else None
         self._stepped = False
         self._measured: _Peak | None = None
         # Sharded parameters are gathered into memory that the prediction does not have.
@@ -168,13 +167,11 @@ def _exceeds(real: int, promised: int) -> bool:
 
 
 def _warn(what: str, real: int, promised: int) -> None:
-    warnings.warn(
+    warn(
         f"{what} {_size(real)} in memory, {100 * (real / max(promised, 1) - 1):.1f} % above the {_size(promised)} that the plan "
         "promises. Something holds tensors that the capture did not see, such as a list of outputs that grows, experts get "
         "other shares than was assumed, or the inputs are larger than those that were captured; capture the step as it "
-        "runs, or leave that much room in the budget",
-        RematicWarning,
-        stacklevel=outside(),
+        "runs, or leave that much room in the budget"
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .values import Values
+if TYPE_CHECKING:
+    from .values import Values
 
 aten: Any = torch.ops.aten
 
