@@ -87,8 +87,9 @@ class Possible:
         return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def compiled_contexts(policies: list[Policy]) -> Any:
-    """What checkpointing is given while it is traced. The policies are those of the plan's variants."""
+def compiled_contexts(policy: Policy) -> Any:
+    """What checkpointing is given while it is traced. The compiler takes one policy, which knows those of the other variants."""
+    policies = [policy, *policy.others]
     return create_selective_checkpoint_contexts(Decisions(policies[0]) if len(policies) == 1 else Possible(policies))
 
 

@@ -43,6 +43,8 @@ class Policy:
         self.positions = [index for index, _, _ in listed]
         self.names = [name for _, name, _ in listed]
         self.saves = [saved for _, _, saved in listed]
+        # Those of the same call in the plan's other variants, for the compiler.
+        self.others: list[Policy] = []
         self._forget_ops()
 
     @staticmethod

@@ -97,7 +97,7 @@ class Wrapper:
                 self.plain,
                 *args,
                 use_reentrant=False,
-                context_fn=functools.partial(compiled_contexts, list(planned.values())),
+                context_fn=functools.partial(compiled_contexts, next(iter(planned.values()))),
                 **kwargs,
             )
         policy = self.root.variants.choice(planned)
@@ -275,7 +275,9 @@ def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
                 f"The plan is for another model, {plan.source}: it checkpoints `{region.module}`, and this "
                 f"{type(model).__name__} has no such module; capture and plan this one"
             )
-        wrapper.policies.setdefault(region.call, {})[variant] = Policy.of(region)
+        planned = wrapper.policies.setdefault(region.call, {})
+        policy = planned[variant] = Policy.of(region)
+        next(iter(planned.values())).others += [policy] if len(planned) > 1 else []
     for path in root.forwards.paths:
         entered = root.wrapper_at(path)
         if entered is None:
