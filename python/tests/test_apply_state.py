@@ -1,0 +1,360 @@
+"""What a region finds around it when it runs again is what it found the first time, whatever has changed since."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import itertools
+import random
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rematic
+from plans import WIDTH, X, check_equal, whole
+from test_emit import apply as apply_emitted
+
+SCALE = 1.0
+QUEUE: collections.deque[float] = collections.deque()
+
+
+@dataclasses.dataclass
+class State:
+    """An object with tensors and numbers."""
+
+    x: Tensor | None = None
+    scale: float = 1.0
+
+
+class Slotted:
+    """The same without a dictionary."""
+
+    __slots__ = ("x", "scale")
+
+    def __init__(self) -> None:
+        self.x: Tensor | None = None
+        self.scale = 1.0
+
+
+class Inner(nn.Module):
+    """The region. How it reads its surroundings, `read` says."""
+
+    calls = 0
+
+    def __init__(self, read: Callable[[Inner, Any], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.read = read
+        self.count = 0
+        self.scale = 1.0
+        self.numbers = [1.0]
+        self.array = numpy.ones(2)
+        self.counter = itertools.count(1)
+        self.own_random = random.Random(3)
+        self.kept = torch.ones(WIDTH)
+        self.register_buffer("average", torch.ones(()))
+
+    def forward(self, x: Tensor, state: Any) -> Tensor:
+        return torch.tanh(self.linear(x)) * self.read(self, state) + x
+
+
+class Outer(nn.Module):
+    """Calls the region, and changes what it has read."""
+
+    def __init__(self, read: Any, made: Callable[[], Any], change: Callable[[Outer, Any], None]) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.inner = Inner(read)
+        self.made, self.change = made, change
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        state = self.made()
+        if isinstance(state, (State, Slotted, types.SimpleNamespace)):
+            state.x = x
+        elif isinstance(state, (list, dict, collections.deque)):
+            state.append(x) if not isinstance(state, dict) else state.update(x=x)
+        y = self.inner(x, state)
+        self.change(self, state)
+        return y
+
+
+def global_number(inner: Inner, state: Any) -> Any:
+    return SCALE
+
+
+def set_global(outer: Outer, state: Any) -> None:
+    global SCALE
+    SCALE = 3.0
+
+
+def queue(inner: Inner, state: Any) -> Any:
+    return 1.0 + sum(QUEUE)
+
+
+def counted(inner: Inner, state: Any) -> Any:
+    inner.count += 1
+    return float(inner.count)
+
+
+def counted_by_class(inner: Inner, state: Any) -> Any:
+    Inner.calls += 1
+    return float(Inner.calls)
+
+
+def average(inner: Inner, state: Any) -> Any:
+    inner.average = inner.average * 0.5 + 1
+    return inner.average
+
+
+def appended(inner: Inner, state: Any) -> Any:
+    inner.numbers.append(2.0)
+    return sum(inner.numbers)
+
+
+def kept_before(inner: Inner, state: Any) -> Any:
+    scale = inner.kept.mean()
+    inner.kept = (inner.linear.bias * 2 + 1).detach()
+    return scale
+
+
+def closure() -> tuple[Callable[[Inner, Any], Any], Callable[[Outer, Any], None]]:
+    scale = 1.0
+
+    def read(inner: Inner, state: Any) -> Any:
+        return scale
+
+    def change(outer: Outer, state: Any) -> None:
+        nonlocal scale
+        scale = 5.0
+
+    return read, change
+
+
+def nothing(outer: Outer, state: Any) -> None:
+    pass
+
+
+def set_x(outer: Outer, state: Any) -> None:
+    state.x = state.x * 2 if state.x is not None else None
+
+
+CASES: dict[str, tuple[Any, Callable[[], Any], Any]] = {
+    "a list that grows": (lambda inner, state: sum(state), list, lambda outer, state: state.append(state[0] * 2)),
+    "a list that is cleared": (lambda inner, state: state[0], list, lambda outer, state: state.clear()),
+    "a dictionary": (lambda inner, state: state["x"], dict, lambda outer, state: state.update(x=state["x"] * 2)),
+    "a deque": (lambda inner, state: state[-1], collections.deque, lambda outer, state: state.pop()),
+    "lists in a tuple": (
+        lambda inner, state: state[0][0], lambda: ([2.0], 1), lambda outer, state: state[0].insert(0, 7.0),
+    ),
+    "a data class": (lambda inner, state: state.x, State, set_x),
+    "an object without a dictionary": (lambda inner, state: state.x, Slotted, set_x),
+    "a namespace": (lambda inner, state: state.x, types.SimpleNamespace, set_x),
+    "a number in an object": (
+        lambda inner, state: state.scale, State, lambda outer, state: setattr(state, "scale", 4.0),
+    ),
+    "an iterator": (lambda inner, state: next(state), lambda: iter([2.0, 3.0]), nothing),
+    "an attribute": (
+        lambda inner, state: inner.scale, State, lambda outer, state: setattr(outer.inner, "scale", 4.0),
+    ),
+    "a list in an attribute": (
+        lambda inner, state: sum(inner.numbers), State, lambda outer, state: outer.inner.numbers.append(1.0),
+    ),
+    "a list that it appends to": (appended, State, nothing),
+    "a numpy array": (
+        lambda inner, state: float(inner.array[0]), State, lambda outer, state: outer.inner.array.fill(3),
+    ),
+    "a counter": (counted, State, nothing),
+    "a counter of the class": (counted_by_class, State, nothing),
+    "itertools.count": (lambda inner, state: float(next(inner.counter)), State, nothing),
+    "a buffer that is replaced": (average, State, nothing),
+    "a tensor that it keeps": (kept_before, State, nothing),
+    "a global": (global_number, State, set_global),
+    "a global container": (queue, State, lambda outer, state: QUEUE.append(1.0)),
+    "a closure": (*closure()[:1], State, nothing),
+    "random": (lambda inner, state: random.random(), State, nothing),
+    "a generator of its own": (lambda inner, state: inner.own_random.random(), State, nothing),
+    "numpy.random": (lambda inner, state: float(numpy.random.rand()), State, nothing),
+    "evaluation": (
+        lambda inner, state: 2.0 if inner.training else 3.0, State, lambda outer, state: outer.inner.eval() and None,
+    ),
+    "the default dtype": (
+        lambda inner, state: torch.ones(()).to(torch.float32) * (2.0 if torch.get_default_dtype() is torch.float32 else 3.0),
+        State,
+        lambda outer, state: torch.set_default_dtype(torch.float64),
+    ),
+}  # fmt: skip
+
+
+def trained(model: Outer) -> list[Any]:
+    """Losses, gradients and what is left of the state after two steps."""
+    global SCALE
+    SCALE, Inner.calls = 1.0, 0
+    QUEUE.clear()
+    random.seed(1)
+    numpy.random.seed(1)
+    values: list[Any] = []
+    for _ in range(2):
+        model.train()
+        loss = model(X).square().mean()
+        loss.backward()
+        torch.set_default_dtype(torch.float32)
+        values += [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+        model.zero_grad()
+    inner = model.inner
+    left = (inner.count, Inner.calls, inner.scale, inner.numbers, SCALE, list(QUEUE), random.random(), numpy.random.rand())
+    return [*values, inner.average.clone(), torch.tensor([float(sum(v) if isinstance(v, list) else v) for v in left])]
+
+
+@pytest.mark.parametrize("emitted", [False, True], ids=["applied", "emitted"])
+@pytest.mark.parametrize("name", CASES)
+def test_what_has_changed_since_is_put_back(name: str, emitted: bool) -> None:
+    read, made, change = CASES[name]
+    if name == "a closure":
+        read, change = closure()
+    model = Outer(read, made, change)
+    plan = whole(model, X, only="inner")
+    torch.set_default_dtype(torch.float32)
+    model.inner.eval()  # as the capture's copy may have been left by a change; training begins anew
+    plain, planned = copy.deepcopy(model), model
+    if name == "a closure":
+        for each in (plain, planned):
+            each.inner.read, each.change = closure()
+    expected = trained(plain)
+    apply_emitted(planned, plan) if emitted else rematic.apply(planned, plan)
+    check_equal(trained(planned), expected)
+
+
+def test_what_cannot_be_gone_through_twice_is_refused() -> None:
+    model = Outer(lambda inner, state: next(state), lambda: (float(n) for n in range(1, 9)), nothing)
+    rematic.apply(model, whole(model, X, only="inner"))
+    with pytest.raises(rematic.PlanError, match="Element 1 of the arguments is a generator, which can be gone through only once"):
+        model(X)
+
+
+def test_what_was_changed_in_place_is_refused_where_it_is_read_again() -> None:
+    def change(outer: Outer, state: Any) -> None:
+        with torch.no_grad():
+            outer.inner.average.add_(1)
+
+    model = Outer(lambda inner, state: inner.average + 0, State, change)
+    rematic.apply(model, whole(model, X, only="inner"))
+    loss = model(X).square().mean()
+    words = r"Operator \d+ \(`add.Tensor`\) of `Outer.inner` is run again .* reads `average` of `Outer.inner`, which was changed in place"
+    with pytest.raises(rematic.PlanError, match=words):
+        loss.backward()
+
+
+def test_parameters_that_stop_training_before_backward() -> None:
+    def change(outer: Outer, state: Any) -> None:
+        outer.inner.linear.weight.requires_grad_(False)
+
+    model = Outer(lambda inner, state: 2.0, State, change)
+    plan = whole(model, X, only="inner")
+    model.inner.linear.weight.requires_grad_(True)
+    rematic.apply(model, plan)
+    model(X).sum().backward()
+    assert not model.inner.linear.weight.requires_grad
+
+
+def test_attributes_hold_nothing_of_the_second_run() -> None:
+    def read(inner: Inner, state: Any) -> Any:
+        inner.kept = inner.linear.bias * 2
+        return inner.kept
+
+    model = Outer(read, State, nothing)
+    rematic.apply(model, whole(model, X, only="inner"))
+    loss = model(X).sum()
+    kept = model.inner.kept
+    loss.backward()
+    assert model.inner.kept is kept
+
+
+# ---- the audit ----
+
+OUTSIDE = torch.ones(3)
+
+
+def unseen(inner: Inner, state: Any) -> Any:
+    """Reads memory that is written outside of PyTorch."""
+    view = OUTSIDE.numpy()
+    view += 1
+    return torch.full((), float(view[0]))
+
+
+@pytest.mark.parametrize("audit", [3, 0])
+def test_other_numbers_are_noticed(audit: int) -> None:
+    model = Outer(unseen, State, nothing)
+    rematic.apply(model, whole(model, X, only="inner"), audit=audit)
+    loss = model(X).square().mean()
+    if not audit:
+        loss.backward()
+        return
+    words = r"`Outer.inner` \(call 0\) made other numbers when it ran again: operator \d+ \(`full.default`\) is the first"
+    with pytest.raises(rematic.AuditError, match=words) as raised:
+        loss.backward()
+    error = copy.copy(raised.value)
+    assert (error.module, error.call, error.op) == ("Outer.inner", 0, "full.default")
+
+
+def test_the_audit_ends_after_its_steps() -> None:
+    audited = []
+    model = Outer(lambda inner, state: 2.0, State, nothing)
+    rematic.apply(model, whole(model, X, only="inner"), audit=2)
+    root = model.__dict__["forward"].root
+    for _ in range(3):
+        audited.append(root.audits)
+        model(X).sum().backward()
+    assert audited == [2, 1, 0]
+
+
+@pytest.mark.parametrize("audit", [-1, True, "3", 1.5])
+def test_what_is_no_number_of_steps(audit: Any) -> None:
+    with pytest.raises(rematic.PlanError, match="`audit` is how many steps are compared"):
+        rematic.apply(Outer(counted, State, nothing), None, audit=audit)  # type: ignore[arg-type]
+
+
+# ---- the promise ----
+
+LEAKED: list[Tensor] = []
+
+
+class Leaking(nn.Module):
+    """Puts what it computes into a list, if it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
+        self.leaks = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.sigmoid(torch.tanh(self.wide(x)) * 2)
+        if self.leaks:
+            LEAKED.append(h)
+        return x + self.narrow(h)
+
+
+@pytest.mark.parametrize("leaks", [True, False])
+def test_a_promise_that_does_not_hold_is_noticed(leaks: bool, recwarn: pytest.WarningsRecorder) -> None:
+    LEAKED.clear()
+    model, x = nn.Sequential(*(Leaking() for _ in range(4))), torch.randn(256, 64)
+    trace = rematic.capture(model, x, device="cpu", loss=lambda output: output.square().mean())
+    rematic.apply(model, rematic.plan(trace, int(0.75 * trace.peak())))
+    for layer in model:
+        layer.leaks = leaks
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(4):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = [warning for warning in recwarn if issubclass(warning.category, rematic.RematicWarning)]
+    assert len(found) == leaks
+    if leaks:
+        assert "After its forward the step has 1.81 MiB in memory, 70.6 % above the 1.06 MiB that the plan promises" in str(found[0].message)
+        assert found[0].filename == __file__
