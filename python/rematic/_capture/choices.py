@@ -1,7 +1,9 @@
-"""Choices among numbers that cannot be known: each is assumed to be made as often as the others."""
+"""Questions about numbers that cannot be known. Choices among them are assumed to be made as often as the others; and a model
+that asks whether they are finite gets the answer of a run in which nothing goes wrong."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from .values import Values
 
 BALANCED = "routing assumed balanced"
+FINITE = "numbers that depend on weights are taken as finite"
 
 aten = torch.ops.aten
 
@@ -53,8 +56,47 @@ def _choose(values: Values, source: Tensor, indices: Tensor, dim: int) -> None:
     _assume(values, indices, lambda: _spread(shape, dim, extent))
 
 
+def _is_same(values: Values, args: Any, kwargs: Any, out: Any) -> None:
+    """`x == x` asks whether x is a number."""
+    if len(args) > 1 and args[0] is args[1]:
+        _answer(values, out[0], True)
+
+
+def _is_other(values: Values, args: Any, kwargs: Any, out: Any) -> None:
+    if len(args) > 1 and args[0] is args[1]:
+        _answer(values, out[0], False)
+
+
+def _is_infinite(values: Values, args: Any, kwargs: Any, out: Any) -> None:
+    if isinstance(args[1], float) and math.isinf(args[1]):
+        _answer(values, out[0], False)
+
+
+def _is_not_infinite(values: Values, args: Any, kwargs: Any, out: Any) -> None:
+    if isinstance(args[1], float) and math.isinf(args[1]):
+        _answer(values, out[0], True)
+
+
+def _is_no_number(values: Values, args: Any, kwargs: Any, out: Any) -> None:
+    _answer(values, out[0], False)
+
+
+def _answer(values: Values, out: Tensor, answer: bool) -> None:
+    shape = out.shape
+    operation = Operation(
+        lambda: torch.full(shape, answer), (), {}, assume=lambda: values.assumptions.add(FINITE)
+    )
+    values.hold(out.untyped_storage(), operation.makes(0, out))
+
+
 CHOICES: dict[Any, Callable[[Values, Any, Any, Any], None]] = {
     aten.topk.default: _choose_topk,
     aten.argmax.default: _choose_max,
     aten.max.dim: _choose_max,
+    aten.eq.Tensor: _is_same,
+    aten.ne.Tensor: _is_other,
+    aten.eq.Scalar: _is_infinite,
+    aten.ne.Scalar: _is_not_infinite,
+    aten.isnan.default: _is_no_number,
+    aten.isinf.default: _is_no_number,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from .values import Values
 
 aten = torch.ops.aten
+VALID = "what distributions check about their parameters holds"
+_DISTRIBUTIONS = torch.distributions.__path__[0]
 
 
 def _read_scalar(values: Values, func: Any, args: Any, kwargs: Any) -> Any:
@@ -19,7 +22,20 @@ def _read_scalar(values: Values, func: Any, args: Any, kwargs: Any) -> Any:
     if not tensor.is_meta:
         values.check_current(tensor, func)
         return func(*args, **kwargs)
+    if tensor.dtype is torch.bool and not values.is_known(tensor) and _is_validation():
+        values.assumptions.add(VALID)
+        return True
     return values.read(tensor, func).item()
+
+
+def _is_validation() -> bool:
+    """Whether a distribution looks at its own parameters or values. All is well with them, or the step would end here."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_DISTRIBUTIONS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _read_answer(values: Values, func: Any, args: Any, kwargs: Any) -> Any:

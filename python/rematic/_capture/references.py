@@ -54,7 +54,8 @@ class Saved:
 
     def watch(self, tensor: torch.Tensor) -> None:
         """Notes how often the tensor was written, and holds what counts that, without its storage."""
-        if not tensor.is_inference():
+        # What is shown conjugated or negated cannot be parted from its storage.
+        if not (tensor.is_inference() or tensor.is_conj() or tensor.is_neg()):
             self._probe = tensor.detach()
             self._version = self._probe._version
             self._probe.data = _NOTHING

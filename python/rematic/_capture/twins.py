@@ -114,8 +114,9 @@ class Twins(TorchDispatchMode):
 
     def _share(self, twin: Tensor, tensor: Tensor, row: int) -> None:
         """The memory is there as long as one of them lives."""
-        twin._rematic_origin = tensor  # type: ignore[attr-defined]
         storage = twin.untyped_storage()
+        # The tensor itself may go, and leave a view of it behind.
+        storage._rematic_origin = tensor.untyped_storage()  # type: ignore[attr-defined]
         self._watch(StorageRef(storage, self._forget), storage, row)
 
     def bring(self, tensor: Tensor) -> None:
