@@ -373,7 +373,7 @@ TEXTS: dict[str, Callable[[str], Build]] = {
             "returns_to_go": floats(BATCH, 32, 1), "timesteps": torch.arange(32).repeat(BATCH, 1),
             "attention_mask": torch.ones(BATCH, 32),
         },
-        state_dim=6, act_dim=3, hidden_size=64, n_layer=2, n_head=4, max_ep_len=64,
+        state_dim=6, use_cache=False, act_dim=3, hidden_size=64, n_layer=2, n_head=4, max_ep_len=64,
     ),
 }  # fmt: skip
 
