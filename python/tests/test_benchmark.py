@@ -242,8 +242,8 @@ def test_random_numbers_of_the_caller_stay_the_same(step):
 
 def test_questions_that_cannot_be_answered(step):
     for options, part in [
-        ({"device": "tpu"}, "cannot measure on `tpu`; give cpu or cuda"),
-        ({"device": "meta"}, "cannot measure on `meta`; give cpu or cuda"),
+        ({"device": "tpu"}, "there is no device `tpu`; give cuda, cpu, or one of those"),
+        ({"device": "meta"}, "there is no device `meta`; give cuda, cpu, or one of those"),
         ({"device": "cpu", "repeats": 0}, "repeats is 0"),
         ({"device": "cpu", "seconds": 0}, "seconds 0"),
     ]:

@@ -14,16 +14,8 @@ from fuzz.run import Statistics, check
 from fuzz.shrink import shrunk
 
 MODELS = 100
-# What a region reads may change between its two runs; where it does in these ways, gradients or state differ today.
-WITHOUT = (
-    "attributes_by_parent", "buffer_inplace", "buffer_replaced", "change", "changed_after_call", "changed_by_loop",
-    "class_attributes", "closures", "counter", "default_dtype", "dtype_around", "generator", "globals",
-    "inplace_after_call", "inplace_input", "inplace_output", "iterator", "kept", "lru_cache", "memo", "memory",
-    "module_hook", "numpy_random", "own_random", "python_random", "random_order", "requires_grad", "retain_grad",
-    "set_memory", "train_eval",
-)  # fmt: skip
-
-
+# Features that can be left out.
+WITHOUT = ("globals", "closures", "counter", "dropout")
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -35,13 +27,14 @@ def one_thread() -> Iterator[None]:
 def test_gradients_are_those_of_the_plain_run() -> None:
     statistics = Statistics()
     for seed in range(MODELS):
-        result = check(seed, WITHOUT)
+        result = check(seed)
         statistics.add(result)
         bug = next(iter(result.bugs), None)
         assert bug is None, f"seed {seed}: {bug}\n{result.source}"
-    # Most are planned, and a refusal is rare: otherwise nothing would be compared.
+    # Most are planned, and most are equal: otherwise nothing would be compared. Models that branch by what changes from step to
+    # step are refused.
     assert statistics.planned > 0.8 * MODELS, str(statistics)
-    assert statistics.outcomes["equal"] > 0.9 * sum(statistics.outcomes.values()), str(statistics)
+    assert statistics.outcomes["equal"] > 0.6 * sum(statistics.outcomes.values()), str(statistics)
 
 
 def test_every_feature_is_written() -> None:
@@ -108,6 +101,7 @@ def test_a_difference_is_found_and_made_short(monkeypatch: pytest.MonkeyPatch) -
     source = DIFFERENT.format(numbers="torch.Generator().manual_seed(3)", number="torch.rand(W, generator=NUMBERS)")
     assert outcome_of(source).kind == "equal"
     monkeypatch.setattr(modes, "set_state", lambda source, state: None)
+    monkeypatch.setattr(modes.Audit, "check", lambda audit, policy: None)
     outcome = outcome_of(source)
     assert outcome.kind == "different" and outcome.what.startswith("gradients")
     short, still = shrunk(source, outcome)

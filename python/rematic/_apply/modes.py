@@ -20,7 +20,7 @@ from rematic._core import PlanError
 from .generators import Source, set_state, source_of, state_of
 from .audit import Audit
 from .choice import Choice
-from .policy import BATCH_NORMS, DETACH, TO_COPY, UNRECORDED, Policy, name_of
+from .policy import BATCH_NORMS, TO_COPY, Policy, name_of, passes
 from .snapshot import Snapshot
 
 # Where the operators of batch norm take the running statistics, and whether they train.
@@ -109,7 +109,7 @@ class Forward(_Follower):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         at = self._at
         if at >= self._count or self._ops[at] is not func:
-            if func is DETACH or func.namespace in UNRECORDED:
+            if passes(func):
                 return func(*args, **(kwargs or {}))
             if not self._policy.meets(at, func):
                 self._take(self._possible.turned(at, func, self._kept))
@@ -201,7 +201,7 @@ class Again(_Follower):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         at = self._at
         if at >= self._count or self._ops[at] is not func:
-            if func is DETACH or func.namespace in UNRECORDED or self._casts_anew(at, func, args):
+            if passes(func) or self._casts_anew(at, func, args):
                 return func(*args, **(kwargs or {}))
             if not self._policy.meets(at, func):
                 raise self._policy.mismatch(at, func, again=True)

@@ -16,11 +16,19 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 DETACH = aten.detach.default
 TO_COPY = aten._to_copy.default
+LIFT = aten.lift_fresh.default
 # What capture does not record: they run no kernel.
 UNRECORDED = ("profiler", "prim", "prims")
 # In training these update running statistics, without declaring it.
 BATCH_NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default)
 ACTED_ON = (*BATCH_NORMS, TO_COPY)
+
+LEFT_OUT = ("detach.default", "lift_fresh.default")
+
+
+def passes(func: Any) -> bool:
+    """Whether an operator is in no policy."""
+    return func is DETACH or func is LIFT or func.namespace in UNRECORDED
 
 
 def name_of(func: Any) -> str:
@@ -31,14 +39,14 @@ def name_of(func: Any) -> str:
 class Policy:
     """The operators of a region in order, and whether their outputs are saved.
 
-    Checkpointing itself detaches what autograd saves, once in forward and in other places when it recomputes. `detach`
-    makes no memory and is left out on both sides.
+    Checkpointing itself detaches what autograd saves, once in forward and in other places when it recomputes. `detach` makes no
+    memory and is left out on both sides. So is `lift_fresh`, by which numbers of the code become tensors.
     """
 
     def __init__(self, module: str, call: int, decisions: list[tuple[str, bool]]) -> None:
         self.module = module
         self.call = call
-        listed = [(index, name, saved) for index, (name, saved) in enumerate(decisions) if name != "detach.default"]
+        listed = [(index, name, saved) for index, (name, saved) in enumerate(decisions) if name not in LEFT_OUT]
         self.length = len(decisions)
         self.positions = [index for index, _, _ in listed]
         self.names = [name for _, name, _ in listed]

@@ -19,7 +19,7 @@ from rematic._capture.signature import INPUTS, NEXT, Signature
 from rematic._core import Plan
 
 from .choice import Choice, Policies, let_go
-from .policy import DETACH, UNRECORDED, Policy, name_of
+from .policy import Policy, name_of, passes
 
 if TYPE_CHECKING:
     from .modes import Kept
@@ -170,7 +170,7 @@ class Opening(TorchDispatchMode):
         return not self._openings
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._openings and func is not DETACH and func.namespace not in UNRECORDED:
+        if self._openings and not passes(func):
             self._compare(name_of(func))
         return func(*args, **(kwargs or {}))
 

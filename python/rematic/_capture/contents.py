@@ -122,11 +122,11 @@ class Content:
 class Layout:
     """How a tensor lies on its storage."""
 
-    __slots__ = ("_dtype", "_shape", "_strides", "_offset", "_nbytes", "_conjugate", "_negative")
+    __slots__ = ("_dtype", "shape", "_strides", "_offset", "_nbytes", "_conjugate", "_negative")
 
     def __init__(self, tensor: Tensor) -> None:
         self._dtype = tensor.dtype
-        self._shape = tensor.shape
+        self.shape = tensor.shape
         self._strides = tensor.stride()
         self._offset = tensor.storage_offset()
         self._nbytes = tensor.untyped_storage().nbytes()
@@ -135,7 +135,7 @@ class Layout:
 
     def on(self, storage: torch.UntypedStorage) -> Tensor:
         """The tensor on real bytes."""
-        made = torch.empty(0, dtype=self._dtype).set_(storage, self._offset, self._shape, self._strides)
+        made = torch.empty(0, dtype=self._dtype).set_(storage, self._offset, self.shape, self._strides)
         if self._conjugate:
             made = made.conj()
         return torch._neg_view(made) if self._negative else made
@@ -144,14 +144,14 @@ class Layout:
         """Its bytes among those of a storage that marks which are written."""
         size = self._dtype.itemsize
         strides = (*(stride * size for stride in self._strides), 1)
-        return torch.empty(0, dtype=torch.uint8).set_(written, self._offset * size, (*self._shape, size), strides)
+        return torch.empty(0, dtype=torch.uint8).set_(written, self._offset * size, (*self.shape, size), strides)
 
     def bytes_of(self, real: Tensor) -> torch.UntypedStorage:
         """Bytes on which the tensor equals a real one, which may lie in another way."""
-        if real.shape != self._shape or real.dtype != self._dtype:
+        if real.shape != self.shape or real.dtype != self._dtype:
             raise NotComputed(
                 f"cannot be computed: the CPU makes {tuple(real.shape)} of {real.dtype}, and the meta device "
-                f"{tuple(self._shape)} of {self._dtype}",
+                f"{tuple(self.shape)} of {self._dtype}",
                 "Leave this line out while the model is captured.",
             )
         storage = real.untyped_storage()
@@ -175,6 +175,11 @@ class View:
     def __init__(self, tensor: Tensor, content: Content) -> None:
         self.content = content
         self.layout = Layout(tensor)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the tensor."""
+        return self.layout.shape
 
     def check_written(self, memory: Memory) -> None:
         """Refuses to read bytes that nobody has written."""

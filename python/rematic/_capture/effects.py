@@ -36,6 +36,8 @@ _STATISTICS = {
 }
 _OVERWRITING = frozenset((aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default))
 
+_SCATTERING = frozenset((aten.scatter_.src, aten.scatter_.value))
+
 
 def _second(args: Any, kwargs: Any) -> Any:
     return args[1] if len(args) > 1 else kwargs["fill_value"]
@@ -59,7 +61,10 @@ _FILLING: dict[Any, Callable[[Any, Any], Any]] = {
 class Effect:
     """The same for every call of an operator."""
 
-    __slots__ = ("is_none", "leaves_blank", "filling", "overwrites", "unknown", "writes", "_positions", "_names", "_outs", "_flag")
+    __slots__ = (
+        "is_none", "leaves_blank", "filling", "overwrites", "unknown", "writes", "_positions", "_names", "_outs", "_flag",
+        "_scatters",
+    )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -85,6 +90,7 @@ class Effect:
         self.filling = _FILLING.get(func)
         # Whether what lay in the first argument does not matter.
         self.overwrites = func in _OVERWRITING
+        self._scatters = func in _SCATTERING
         # Why its results are not known, whatever its arguments are.
         self.unknown: Unknown | None = None
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -97,6 +103,9 @@ class Effect:
     def filled(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """The arguments of a call that it writes and does not read."""
         if self.overwrites:
+            return (args[0],)
+        if self._scatters and len(args[2].shape) == 1 and args[2].shape == args[0].shape:
+            # As many places as there are: a permutation is inverted, or what lies there now is garbage for the model too.
             return (args[0],)
         return tuple(kwargs[name] for name in self._outs if name in kwargs)
 

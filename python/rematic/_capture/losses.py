@@ -106,7 +106,7 @@ def _cudnn_meta(log_probs: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, 
 
 def _reduced(op: Any) -> Callable[..., Tensor]:
     """`structured` kernels write every element's loss into the result and then reduce it in place, which keeps its memory:
-    mse_loss, smooth_l1_loss in ATen/native/BinaryOps.cpp; binary_cross_entropy, soft_margin_loss in ATen/native/Loss.cpp."""
+    soft_margin_loss in ATen/native/Loss.cpp."""
     names = [argument.name for argument in op._schema.arguments]
     at = names.index("reduction")
     default = op._schema.arguments[at].default_value
@@ -124,7 +124,7 @@ def _reduced(op: Any) -> Callable[..., Tensor]:
     return loss
 
 
-_KEEP_ELEMENTS = ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
+_KEEP_ELEMENTS = ("soft_margin_loss",)
 
 LOSSES_ON_CUDA: dict[str, Callable[..., Any]] = {
     "ctc_loss.Tensor": _loss_on_cuda("Tensor"),

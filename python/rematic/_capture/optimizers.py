@@ -38,7 +38,10 @@ def assume_number(values: Values, args: Any, out: Any) -> None:
 
 
 def assume_read(values: Values, func: Any, args: Any) -> None:
-    """The same for a number that was made without an operator, before it is read."""
+    """The same for a number that was made without an operator, before it is read. A counter on the CPU reads as it was before
+    this step: what stands for it was counted up."""
+    if func is READ and not args[0].is_meta:
+        values.is_current(args[0])
     if func is READ and not values.is_known(args[0]):
         assume_number(values, (), args[0])
 

@@ -120,6 +120,10 @@ class Values(TorchDispatchMode):
             return torch.zeros(tensor.shape, dtype=tensor.dtype, device=_HOST)
         return self.need(tensor, func)
 
+    def is_current(self, tensor: Tensor) -> None:
+        """A real tensor may be read though its stand-in was written."""
+        self._outdated.discard(tensor.untyped_storage())
+
     def check_current(self, tensor: Tensor, func: Any) -> None:
         """Refuses to read a real tensor whose stand-in was written."""
         if self._outdated and self.inside_model() and tensor.untyped_storage() in self._outdated:

@@ -69,7 +69,7 @@ class _Position:
     def __init__(self, path, policy):
         self.path, self.total = path, len(policy)
         # checkpoint itself detaches what autograd saves, in other places when it recomputes.
-        self.left = [(at, *rest) for at, rest in enumerate(policy) if rest[0] != "detach.default"][::-1]
+        self.left = [(at, *rest) for at, rest in enumerate(policy) if rest[0] not in ("detach.default", "lift_fresh.default")][::-1]
 
     def next(self, func, when):
         """The position of the operator that runs now, and whether its output is saved."""
@@ -85,7 +85,8 @@ class _Position:
 
 def _is_unplanned(func):
     """The others run no kernel, and are in no plan."""
-    return func is torch.ops.aten.detach.default or func.namespace in ("profiler", "prim", "prims")
+    aten = torch.ops.aten
+    return func in (aten.detach.default, aten.lift_fresh.default) or func.namespace in ("profiler", "prim", "prims")
 
 
 def _compiled_contexts(path, policy):
