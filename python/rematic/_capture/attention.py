@@ -52,11 +52,12 @@ def _takes_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: b
     )
 
 
-def _takes_efficient(q: Tensor, k: Tensor, v: Tensor, grouped: bool) -> bool:
+def _takes_efficient(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    # Torch 2.15 takes it for grouped heads too; the built-in models do not yet, and both say the same.
     alignment = EFFICIENT_WIDTH_ALIGNMENT.get(q.dtype)
     return (
         alignment is not None
-        and _is_plain_attention(q, k, v, grouped)
+        and _is_plain_attention(q, k, v, False)
         and q.size(3) == k.size(3)
         and q.size(3) % alignment == 0
         and v.size(3) % alignment == 0
@@ -124,7 +125,7 @@ def _run_on_cuda(
         out = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
         return out[..., :width] if missing else out
     bias = _as_bias(mask, q.dtype)
-    if _takes_efficient(q, k, v, enable_gqa):
+    if _takes_efficient(q, k, v):
         aligned = None if bias is None else _aligned_bias(bias, q, k)
         return aten._scaled_dot_product_efficient_attention(
             q, k, v, aligned, _needs_grad(q, k, v), dropout_p, is_causal, scale=scale
