@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
+import contextvars
 import copy
 import dataclasses
 import itertools
 import random
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +20,13 @@ import torch
 from torch import Tensor, nn
 
 import rematic
-from plans import WIDTH, X, check_equal, whole
+from plans import WIDTH, X, check_equal, results, saving, whole
 from test_emit import apply as apply_emitted
 
 SCALE = 1.0
 QUEUE: collections.deque[float] = collections.deque()
+CONTEXT: contextvars.ContextVar[float] = contextvars.ContextVar("CONTEXT")
+THREAD = threading.local()
 
 
 @dataclasses.dataclass
@@ -42,6 +47,38 @@ class Slotted:
         self.scale = 1.0
 
 
+class Private:
+    """The same, which only its own class can name."""
+
+    __slots__ = ("__scale",)
+
+    def __init__(self) -> None:
+        self.__scale = 1.0
+
+    def grow(self) -> None:
+        self.__scale = 4.0
+
+    def read(self) -> float:
+        return self.__scale
+
+
+class Pair(tuple):  # type: ignore[type-arg]
+    """A tuple of a class of its own."""
+
+    @property
+    def second(self) -> float:
+        return self[1]
+
+
+class Helper:
+    """Reads what its module does not name."""
+
+    factor = 1.0
+
+    def read(self) -> float:
+        return SCALE * type(self).factor
+
+
 class Inner(nn.Module):
     """The region. How it reads its surroundings, `read` says."""
 
@@ -50,6 +87,7 @@ class Inner(nn.Module):
     def __init__(self, read: Callable[[Inner, Any], Any]) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
+        self.linear.register_forward_hook(scaled_by_global)
         self.read = read
         self.count = 0
         self.scale = 1.0
@@ -57,11 +95,14 @@ class Inner(nn.Module):
         self.array = numpy.ones(2)
         self.counter = itertools.count(1)
         self.own_random = random.Random(3)
+        self.helper = Helper()
+        self.nested = {"many": {n: 2.0 for n in range(5000)}}
         self.kept = torch.ones(WIDTH)
         self.register_buffer("average", torch.ones(()))
 
     def forward(self, x: Tensor, state: Any) -> Tensor:
-        return torch.tanh(self.linear(x)) * self.read(self, state) + x
+        # What is read has a part in what backward needs.
+        return torch.tanh(torch.tanh(self.linear(x)) * self.read(self, state)) + x
 
 
 class Outer(nn.Module):
@@ -92,6 +133,10 @@ def global_number(inner: Inner, state: Any) -> Any:
 def set_global(outer: Outer, state: Any) -> None:
     global SCALE
     SCALE = 3.0
+
+
+def scaled_by_global(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output * SCALE
 
 
 def queue(inner: Inner, state: Any) -> Any:
@@ -141,6 +186,14 @@ def nothing(outer: Outer, state: Any) -> None:
     pass
 
 
+def set_factor(outer: Outer, state: Any) -> None:
+    Helper.factor = 3.0
+
+
+def swap_weight(outer: Outer, state: Any) -> None:
+    outer.inner.linear.weight = nn.Parameter(outer.inner.linear.weight.detach() * 2)
+
+
 def set_x(outer: Outer, state: Any) -> None:
     state.x = state.x * 2 if state.x is not None else None
 
@@ -175,6 +228,39 @@ CASES: dict[str, tuple[Any, Callable[[], Any], Any]] = {
     "itertools.count": (lambda inner, state: float(next(inner.counter)), State, nothing),
     "a buffer that is replaced": (average, State, nothing),
     "a tensor that it keeps": (kept_before, State, nothing),
+    "an ordered dictionary": (
+        lambda inner, state: sum(state.values()),
+        collections.OrderedDict,
+        lambda outer, state: state.update(x=state["x"] * 2),
+    ),
+    "a namespace of argparse": (
+        lambda inner, state: state.scale, lambda: argparse.Namespace(scale=1.0),
+        lambda outer, state: setattr(state, "scale", 4.0),
+    ),
+    "a user's dictionary": (
+        lambda inner, state: state["a"], lambda: collections.UserDict(a=1.0), lambda outer, state: state.update(a=4.0),
+    ),
+    "a private slot": (lambda inner, state: state.read(), Private, lambda outer, state: state.grow()),
+    "an attribute that modules have too": (
+        lambda inner, state: state._modules, lambda: types.SimpleNamespace(_modules=2.0),
+        lambda outer, state: setattr(state, "_modules", 4.0),
+    ),
+    "a tuple of a class of its own": (lambda inner, state: state.second, lambda: Pair(([1], 3.0)), nothing),
+    "what max returns": (lambda inner, state: state.values, lambda: torch.ones(3, WIDTH).max(dim=0), nothing),
+    "a long list": (
+        lambda inner, state: sum(state[:3]), lambda: [1.0] * 5000, lambda outer, state: state.__setitem__(0, 7.0),
+    ),
+    "a long dictionary in another": (lambda inner, state: inner.nested["many"][7], State, nothing),
+    "a context variable": (
+        lambda inner, state: CONTEXT.get(), lambda: CONTEXT.set(1.0), lambda outer, state: CONTEXT.set(4.0) and None,
+    ),
+    "a variable of the thread": (
+        lambda inner, state: THREAD.scale, lambda: setattr(THREAD, "scale", 1.0),
+        lambda outer, state: setattr(THREAD, "scale", 4.0),
+    ),
+    "a global of a helper": (lambda inner, state: inner.helper.read(), State, set_global),
+    "an attribute of a helper's class": (lambda inner, state: inner.helper.read(), State, set_factor),
+    "a global of a hook": (lambda inner, state: 1.0, State, set_global),
     "a global": (global_number, State, set_global),
     "a global container": (queue, State, lambda outer, state: QUEUE.append(1.0)),
     "a closure": (*closure()[:1], State, nothing),
@@ -195,7 +281,7 @@ CASES: dict[str, tuple[Any, Callable[[], Any], Any]] = {
 def trained(model: Outer) -> list[Any]:
     """Losses, gradients and what is left of the state after two steps."""
     global SCALE
-    SCALE, Inner.calls = 1.0, 0
+    SCALE, Inner.calls, Helper.factor = 1.0, 0, 1.0
     QUEUE.clear()
     random.seed(1)
     numpy.random.seed(1)
@@ -261,6 +347,92 @@ def test_parameters_that_stop_training_before_backward() -> None:
     rematic.apply(model, plan)
     model(X).sum().backward()
     assert not model.inner.linear.weight.requires_grad
+
+
+def test_parameters_that_are_replaced_before_backward() -> None:
+    model = Outer(lambda inner, state: 2.0, State, swap_weight)
+    plan = whole(model, X, only="inner")
+    plain = copy.deepcopy(model)
+    rematic.apply(model, plan, audit=0)
+    for each in (plain, model):
+        each(X).square().mean().backward()
+    check_equal([model.first.weight.grad], [plain.first.weight.grad])  # type: ignore[list-item]
+
+
+def test_parameters_that_are_given_for_one_call() -> None:
+    model = Outer(lambda inner, state: 2.0, State, nothing)
+    plan = whole(model, X, only="inner")
+
+    def gradients() -> list[Tensor]:
+        given = {name: (value.detach() * 2).requires_grad_() for name, value in model.named_parameters()}
+        loss = torch.func.functional_call(model, given, (X,)).square().mean()
+        return list(torch.autograd.grad(loss, list(given.values())))
+
+    expected = gradients()
+    rematic.apply(model, plan, audit=0)
+    check_equal(gradients(), expected)
+
+
+def test_parameters_of_other_modules_that_change_are_noticed() -> None:
+    def change(outer: Outer, state: Any) -> None:
+        with torch.no_grad():
+            outer.first.bias.add_(1)
+
+    model = Outer(lambda inner, state: inner.others[0].bias + 0, State, change)
+    model.inner.others = [model.first]
+    rematic.apply(model, whole(model, X, only="inner"), audit=0)
+    loss = model(X).square().mean()
+    words = "reads `bias` of element 0 of `others` of `Outer.inner`, which was changed in place"
+    with pytest.raises(rematic.PlanError, match=words):
+        loss.backward()
+
+
+def test_switches_are_left_as_they_are() -> None:
+    model = Outer(lambda inner, state: 2.0, State, nothing)
+    rematic.apply(model, whole(model, X, only="inner"))
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        # After this torch refuses to say how precise products are in one word.
+        matmul.fp32_precision = "tf32"
+        loss = model(X).sum()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        loss.backward()
+        assert matmul.fp32_precision == "tf32"
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        matmul.fp32_precision = before
+
+
+class Product(nn.Module):
+    """Multiplies two parameters, of which autocast may remember one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ torch.tanh(self.b @ self.a) @ torch.tanh(self.a @ self.b))
+
+
+class Products(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Product()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(x @ self.inner.a).float()
+
+
+@pytest.mark.parametrize("saved", [(), ("_to_copy.default",)], ids=["recomputed", "saved"])
+def test_a_parameter_that_autocast_remembers_is_not_taken_for_another(saved: tuple[str, ...]) -> None:
+    model = Products()
+    plan = saving(whole(model, X, only="inner"), *saved)
+    expected = results(model, X)
+    rematic.apply(model, plan)
+    check_equal(results(model, X), expected)
 
 
 def test_attributes_hold_nothing_of_the_second_run() -> None:

@@ -418,3 +418,46 @@ def test_auto_takes_variants() -> None:
     for variants, words in (({"masked": True}, "variants= takes a list, not dict"), ([3], "not int")):
         with pytest.raises(rematic.PlanError, match=words):
             rematic.auto(model, X, budget="1GiB", variants=variants)  # type: ignore[arg-type]
+
+
+class Counting(nn.Module):
+    """Has buffers that each run changes, and operators that the inputs choose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 32))
+        self.norm, self.b = nn.BatchNorm1d(32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor, scaled: bool) -> Tensor:
+        h = self.norm(self.a(x))
+        return x + torch.tanh(self.b(torch.sigmoid(h * 2 if scaled else h)))
+
+
+class CountingNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Counting() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = bool(x[0, 0] > 0)
+        for block in self.blocks:
+            x = block(x, scaled)
+        return x
+
+
+def test_buffers_change_once_in_a_module_that_only_another_variant_checkpoints() -> None:
+    model, x = CountingNet(), torch.randn(512, 8)
+    x[0, 0] = -1
+    small = x[:64].clone()
+    small[0, 0] = 1
+    traces = [rematic.capture(model, one, device="cpu", loss=lambda y: y.square().mean()) for one in (x, small)]
+    plan = rematic.plan(traces, int(0.8 * traces[0].peak()))
+    assert [bool(variant.regions) for variant in plan.variants] == [True, False]
+    plain = copy.deepcopy(model)
+    rematic.apply(model, plan)
+    for _ in range(2):
+        for each in (plain, model):
+            each(small).square().mean().backward()
+    pairs = zip(plain.parameters(), model.parameters(), strict=True)
+    assert all(torch.equal(one.grad, other.grad) for one, other in pairs)  # type: ignore[arg-type]
+    assert all(torch.equal(*pair) for pair in zip(plain.buffers(), model.buffers(), strict=True))

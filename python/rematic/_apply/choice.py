@@ -105,6 +105,11 @@ class Choice:
             return policies[0]
         return Joint(policies, open_to_all=bool(self._without))
 
+    @property
+    def may_wander(self) -> bool:
+        """Whether none of the live policies may turn out to be right."""
+        return bool(self._without or self._others_without or self._others)
+
     def turned(self, at: int, func: Any, kept: Kept) -> Policy:
         """What is followed from here on, where another operator runs than all so far have."""
         name = name_of(func)
@@ -137,6 +142,8 @@ class Choice:
         elif not self._elsewhere(at, None):
             raise self.mismatch(at, None)
         over = [(policy, variants) for policy, variants in self._others if policy.names == self.followed.names]
+        if not kept.values:
+            kept.snapshot.use_copies()
         told = self._without or self._others_without
         self._tell(told.union(*(variants for _, variants in over)) if not self._without else told)
         assert self._unplanned is not None

@@ -96,8 +96,10 @@ class Container(Encoded):
         items = [decoded(item, again) for item in self.items] if self.make is tuple else None
         made = again.made[id(self)] = self.make() if items is None else tuple(items)
         if isinstance(made, dict):
+            # Not by methods of its class; an ordered one keeps its order besides the dictionary.
+            put = (collections.OrderedDict if isinstance(made, collections.OrderedDict) else dict).__setitem__
             for key, item in zip(self.keys or (), self.items, strict=True):
-                dict.__setitem__(made, key, decoded(item, again))
+                put(made, key, decoded(item, again))
         elif items is None:
             add = {list: list.append, set: set.add, collections.deque: collections.deque.append}
             for base, function in add.items():
@@ -110,12 +112,18 @@ class Container(Encoded):
 
 
 class NamedContainer(Container):
-    """A tuple with names."""
+    """A tuple of a class of its own."""
 
     __slots__ = ()
 
     def decode(self, again: Again) -> Any:
-        return self.make(*(decoded(item, again) for item in self.items))
+        items = [decoded(item, again) for item in self.items]
+        # Those of torch, such as what `max` returns, are made by their class only.
+        kind: Any = self.make
+        made = kind(items) if hasattr(kind, "n_fields") else tuple.__new__(kind, items)
+        if self.attributes:
+            vars(made).update({key: decoded(item, again) for key, item in self.attributes.items()})
+        return made
 
 
 class Rewound(Encoded):

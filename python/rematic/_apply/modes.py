@@ -50,8 +50,8 @@ class Kept:
         # The states of generators before operators that draw again; where the state follows from the draws before,
         # none is needed.
         self.states: dict[int, bytes] = {}
-        # Where parameters are cast.
-        self.casts: set[int] = set()
+        # Where parameters are cast, and which.
+        self.casts: dict[int, Tensor] = {}
 
     def close(self) -> None:
         """The region has run. What it changed in place itself is as it should be; from now on nothing may change it."""
@@ -128,7 +128,7 @@ class Forward(_Follower):
         policy, kept = self._policy, self._kept
         saved = policy.saves[at]
         if func is TO_COPY and isinstance(args[0], nn.Parameter):
-            kept.casts.add(at)
+            kept.casts[at] = args[0]
         if policy.draws[at]:
             source = source_of(args, kwargs)
             if source not in self._known and (not saved or policy.disputed(at)):
@@ -247,7 +247,10 @@ class Again(_Follower):
     def _casts_anew(self, at: int, func: Any, args: Any) -> bool:
         """Whether a parameter is cast that the first run found in autocast's cache."""
         return (
-            func is TO_COPY and self._autocast and isinstance(args[0], nn.Parameter) and at not in self._kept.casts
+            func is TO_COPY
+            and self._autocast
+            and isinstance(args[0], nn.Parameter)
+            and self._kept.casts.get(at) is not args[0]
         )
 
     def _hand_back(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:

@@ -49,6 +49,8 @@ class Places:
                 continue
             self._seen.add(key)
             names = _names(function.__code__)
+            if owner is not None:
+                self._class(owner, names)
             waiting += ((other, owner) for other in _methods(owner, names))
             for cell in function.__closure__ or ():
                 self.cells[id(cell)] = cell
@@ -96,25 +98,46 @@ class Places:
                 if name in space and not isinstance(space[name], types.ModuleType):
                     yield from self._name(space, name, names)
 
-    def _class(self, kind: type) -> None:
-        if not is_opaque(kind.__module__) and kind not in self.classes:
-            self.classes[kind] = {
-                name: None
-                for name, value in vars(kind).items()
-                if not name.startswith("__") and not isinstance(value, _CODE) and not hasattr(type(value), "__get__")
-            }
+    def _class(self, kind: type, names: Iterable[str] | None = None) -> None:
+        """Notes the attributes of a class, or those of them that code names."""
+        if is_opaque(kind.__module__):
+            return
+        space = vars(kind)
+        noted = self.classes.setdefault(kind, {})
+        for name in space if names is None else space.keys() & set(names):
+            value = space[name]
+            if not name.startswith("__") and not isinstance(value, _CODE) and not hasattr(type(value), "__get__"):
+                noted[name] = None
 
 
 def places_of(modules: Iterable[nn.Module]) -> Places:
     """What the forwards of modules read."""
     places = Places()
+    modules = list(modules)
     for module in modules:
         kind = type(module)
         own = vars(module).get("forward")
         places.add([inspect.getattr_static(kind, "forward", None), own], kind)
+        places.add(value for value in _held(module) if isinstance(value, types.FunctionType))
         for base in kind.__mro__:
             places._class(base)
+    # Methods of other objects that any of these functions may call.
+    names = tuple(dict.fromkeys(name for function, _ in places._seen for name in _names(function.__code__)))
+    for value in (value for module in modules for value in _held(module)):
+        for function, owner in places._follow(value, names):
+            places.add([function], owner)
     return places
+
+
+def _held(module: nn.Module) -> Iterator[Any]:
+    """What a module's attributes hold, among them its hooks."""
+    for value in vars(module).values():
+        if isinstance(value, dict):
+            yield from value.values()
+        elif isinstance(value, (list, tuple)):
+            yield from value
+        else:
+            yield value
 
 
 @functools.cache

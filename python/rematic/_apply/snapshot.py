@@ -12,11 +12,14 @@ anew if nobody else had them.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
+import contextvars
 import enum
 import functools
 import itertools
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,7 +43,18 @@ from .encoded import (
 )
 from .places import Places, is_generator, is_opaque
 from .settings import Settings
-from .spaces import INTERNAL, BufferSpace, CellSpace, GeneratorSpace, NameSpace, ObjectSpace, Space, slots_of
+from .spaces import (
+    INTERNAL,
+    BufferSpace,
+    CellSpace,
+    ContextSpace,
+    GeneratorSpace,
+    NameSpace,
+    ObjectSpace,
+    Space,
+    TableSpace,
+    slots_of,
+)
 
 # How many values are written down for one region, the nearest first.
 MAX_VALUES = 4000
@@ -55,6 +69,11 @@ _ITERATORS = (
     type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), itertools.count, itertools.repeat,
 )  # fmt: skip
 _COPIED = (list, dict, set, collections.deque)
+# Objects of Python's own library that hold what the user puts into them.
+_HOLDERS = (
+    types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList, collections.ChainMap,
+    threading.local,
+)  # fmt: skip
 
 
 class Snapshot:
@@ -69,6 +88,8 @@ class Snapshot:
         self.watched: dict[int, list[KeptTensor]] = {}
         self._settings = Settings()
         self._buffers: list[KeptTensor] = []
+        # Buffers as they were, with their versions, where the region may be recomputed whole.
+        self._copies: list[tuple[KeptTensor, int, Tensor]] = []
         # Those that an operator of the region has read, and those among its arguments.
         self._read: list[KeptTensor] = []
         self._spaces: list[Space] = []
@@ -83,7 +104,7 @@ class Snapshot:
         self._args = [self._argument(value, ("the arguments", at)) for at, value in enumerate(args)]
         self._kwargs = {name: self._argument(value, ("the arguments", name)) for name, value in kwargs.items()}
         for label, module in modules:
-            self._module(label, module)
+            self._module(f"`{label}`", module)
         for space, names in places.names.values():
             self._add(NameSpace(f"the globals of `{space.get('__name__')}`", space, names))
         for kind, names in places.classes.items():
@@ -101,14 +122,17 @@ class Snapshot:
     # ---- writing down ----
 
     def _module(self, label: str, module: nn.Module) -> None:
-        space = ObjectSpace(f"`{label}`", module)
+        space = ObjectSpace(label, module)
         self._spaces.append(space)
         self._waiting.append((space, {key: value for key, value in vars(module).items() if key not in INTERNAL}))
+        for table in (module._parameters, module._modules):
+            if table:
+                self._spaces.append(TableSpace(label, table))
         for parameter in module._parameters.values():
             if parameter is not None:
                 self._trained.append((parameter, parameter.requires_grad))
         if module._buffers:
-            buffers = BufferSpace(f"`{label}`", module)
+            buffers = BufferSpace(label, module)
             self._spaces.append(buffers)
             for name, tensor in module._buffers.items():
                 if tensor is not None:
@@ -166,6 +190,9 @@ class Snapshot:
         elif is_generator(value):
             self._generator(value)
             encoded = value
+        elif isinstance(value, contextvars.ContextVar):
+            self._add(ContextSpace("a context variable", value))
+            encoded = value
         elif type(value).__name__ == "ndarray" and value.dtype != object:
             encoded = ArrayCopy(value)
         elif _has_attributes(value):
@@ -185,26 +212,28 @@ class Snapshot:
 
     def _container(self, value: Any, place: tuple[str, Any], given: bool) -> Any:
         kind = type(value)
-        if len(value) > MAX_VALUES:
-            return LEAVE
+        if len(value) > MAX_VALUES and not given:
+            return value
         label = place_name(place)
         if isinstance(value, tuple):
-            made: Container = NamedContainer(kind) if hasattr(value, "_fields") else Container(tuple)
+            made: Container = Container(tuple) if kind is tuple else NamedContainer(kind)
         else:
             made = Container(maker_of(value))
             # Before what is in it: it may contain itself.
             self._memo[id(value)] = made
             self._alive.append(value)
         if isinstance(value, dict):
-            made.keys = list(dict.keys(value))
-            items: Any = zip(made.keys, list(dict.values(value)), strict=True)
+            ordered = isinstance(value, collections.OrderedDict)
+            made.keys = list((collections.OrderedDict if ordered else dict).keys(value))
+            items: Any = [(key, dict.__getitem__(value, key)) for key in made.keys]
         else:
             items = enumerate(list(value))
         for key, item in items:
             if type(item) not in _ATOMS:
-                item = self._argument(item, (label, key)) if given else self._encode(item, (label, key))
+                encoded = self._argument(item, (label, key)) if given else self._encode(item, (label, key))
+                item = item if encoded is LEAVE else encoded
             made.items.append(item)
-        if kind not in _COPIED and not isinstance(value, tuple):
+        if kind not in _COPIED:
             made.attributes = {
                 key: self._encode(item, (label, key)) if type(item) not in _ATOMS else item
                 for key, item in getattr(value, "__dict__", {}).items()
@@ -226,16 +255,43 @@ class Snapshot:
 
     def _object(self, value: Any, place: tuple[str, Any]) -> Any:
         if isinstance(value, nn.Module):
-            if id(value) not in self._own:
-                self._own.add(id(value))
-                self._module(place_name(place).strip("`"), value)
+            self._outside(value, place_name(place))
             return value
         space = ObjectSpace(place_name(place), value)
         self._spaces.append(space)
         self._waiting.append((space, space.read(value)))
         return space
 
+    def _outside(self, outer: nn.Module, label: str) -> None:
+        """A module that is not of the region, but that the region may reach."""
+        if id(outer) in self._own:
+            return
+        for path, module in outer.named_modules():
+            if id(module) in self._own:
+                continue
+            self._own.add(id(module))
+            where = f"`{path}` in {label}" if path else label
+            self._module(where, module)
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    self._tensor(parameter, (where, name))
+
     # ---- the first run ----
+
+    def copy_buffers(self) -> None:
+        """For a region of which nothing may be saved: what it changes in place is then needed as it was."""
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            for kept in self._buffers:
+                tensor = kept.get()
+                if tensor is not None and type(tensor) in (Tensor, nn.Buffer):
+                    self._copies.append((kept, _version(tensor), tensor.clone()))
+
+    def use_copies(self) -> None:
+        """Nothing of the region was saved: it runs again with copies of the buffers that it has changed."""
+        for kept, version, copy in self._copies:
+            tensor = kept.get()
+            if tensor is not None and _version(tensor) != version:
+                kept.held = copy
 
     def note_reads(self, args: Any, kwargs: Any) -> None:
         """An operator of the region is about to run, and something is watched."""
@@ -250,6 +306,7 @@ class Snapshot:
         """The first run is over. From now on nothing that it read may change."""
         self._read += [kept for found in self.watched.values() for kept in found if kept.held is not None]
         self.watched = {}
+        self._copies = []
         for space in self._spaces:
             if isinstance(space, BufferSpace):
                 for name, kept in space.was.items():
@@ -368,7 +425,7 @@ def _before(was: dict[Any, Any], present: dict[Any, Any], again: Again) -> dict[
 
 def _has_attributes(value: Any) -> bool:
     kind = type(value)
-    if isinstance(value, (nn.Module, types.SimpleNamespace)):
+    if isinstance(value, (nn.Module, *_HOLDERS)):
         return True
     if isinstance(value, (type, enum.Enum)) or is_opaque(kind.__module__):
         return False

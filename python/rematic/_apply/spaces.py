@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import random
 import types
 import weakref
@@ -56,7 +57,8 @@ class ObjectSpace(Space, Encoded):
         return self.ref()
 
     def read(self, target: Any) -> dict[Any, Any]:
-        state = {key: value for key, value in getattr(target, "__dict__", {}).items() if key not in INTERNAL}
+        hidden = _hidden(target)
+        state = {key: value for key, value in getattr(target, "__dict__", {}).items() if key not in hidden}
         for name in slots_of(type(target)):
             value = getattr(target, name, MISSING)
             if value is not MISSING:
@@ -67,7 +69,8 @@ class ObjectSpace(Space, Encoded):
         space = getattr(target, "__dict__", None)
         slots = slots_of(type(target))
         if space is not None:
-            for key in [key for key in space if key not in state and key not in INTERNAL]:
+            hidden = _hidden(target)
+            for key in [key for key in space if key not in state and key not in hidden]:
                 del space[key]
             space.update({key: value for key, value in state.items() if key not in slots})
         for name in slots:
@@ -103,6 +106,49 @@ class BufferSpace(Space):
 
     def write(self, target: Any, state: dict[Any, Any]) -> None:
         target.update(state)
+
+
+class TableSpace(Space):
+    """A module's parameters, or the modules inside it, by name."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, label: str, table: dict[str, Any]) -> None:
+        super().__init__(label)
+        self.table = table
+        self.was = dict(table)
+
+    def target(self) -> Any:
+        return self.table
+
+    def read(self, target: Any) -> dict[Any, Any]:
+        return dict(target)
+
+    def write(self, target: Any, state: dict[Any, Any]) -> None:
+        if len(target) != len(state) or any(target.get(name, MISSING) is not value for name, value in state.items()):
+            target.clear()
+            target.update(state)
+
+
+class ContextSpace(Space):
+    """A context variable."""
+
+    __slots__ = ("variable",)
+
+    def __init__(self, label: str, variable: contextvars.ContextVar[Any]) -> None:
+        super().__init__(label)
+        self.variable = variable
+
+    def target(self) -> Any:
+        return self.variable
+
+    def read(self, target: Any) -> dict[Any, Any]:
+        return {"its value": target.get(MISSING)}
+
+    def write(self, target: Any, state: dict[Any, Any]) -> None:
+        # One that has no value cannot lose one again, but was then read as its default.
+        if state["its value"] is not MISSING:
+            target.set(state["its value"])
 
 
 class NameSpace(Space):
@@ -192,7 +238,7 @@ def slots_of(kind: type) -> tuple[str, ...]:
     """The attributes that objects of a class have without a dictionary."""
     found = _SLOTS.get(kind)
     if found is None:
-        names = [name for base in kind.__mro__ for name in _as_names(vars(base).get("__slots__", ()))]
+        names = [_mangled(name, base) for base in kind.__mro__ for name in _as_names(vars(base).get("__slots__", ()))]
         found = _SLOTS[kind] = tuple(name for name in names if name not in ("__dict__", "__weakref__"))
     return found
 
@@ -202,3 +248,14 @@ _SLOTS: dict[type, tuple[str, ...]] = {}
 
 def _as_names(slots: Any) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _mangled(name: str, kind: type) -> str:
+    """A slot's name as Python stores it: those that are private to a class have its name in front."""
+    private = name.startswith("__") and not name.endswith("__")
+    return f"_{kind.__name__.lstrip('_')}{name}" if private else name
+
+
+def _hidden(target: Any) -> frozenset[str]:
+    """The attributes that are not looked at: a module's own tables."""
+    return INTERNAL if isinstance(target, nn.Module) else frozenset()

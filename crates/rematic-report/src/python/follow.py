@@ -114,7 +114,7 @@ class _Kept:
         self.values, self.versions = {}, {}  # outputs, and how often they were changed in place
         self.weights = []  # how often parameters were
         self.states = {}  # of random number generators before numbers that are drawn again
-        self.casts = set()  # of parameters, which autocast remembers
+        self.casts = {}  # of parameters, which autocast remembers, by position
 
 
 class _Follower(TorchDispatchMode):
@@ -142,7 +142,7 @@ class _First(_Follower):
 
     def casts_anew(self, func, args):
         if self.autocast and _casts_parameter(func, args) and self.position.left:
-            self.kept.casts.add(self.position.left[-1][0])
+            self.kept.casts[self.position.left[-1][0]] = args[0]
         return False
 
     def follow(self, at, saved, func, args, kwargs):
@@ -186,8 +186,8 @@ class _Again(_Follower):
 
     def casts_anew(self, func, args):
         """Whether a parameter is cast that the first run found among what autocast remembered."""
-        first = self.position.left and self.position.left[-1][0] in self.kept.casts
-        return self.autocast and not first and _casts_parameter(func, args)
+        first = self.kept.casts.get(self.position.left[-1][0]) if self.position.left else None
+        return self.autocast and _casts_parameter(func, args) and first is not args[0]
 
     def follow(self, at, saved, func, args, kwargs):
         if saved:

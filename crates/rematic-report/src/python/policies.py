@@ -1,8 +1,10 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
+import contextvars
 import copy
 import enum
 import functools
@@ -10,6 +12,7 @@ import inspect
 import itertools
 import random
 import sys
+import threading
 import types
 import weakref
 from collections import Counter
