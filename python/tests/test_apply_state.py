@@ -143,6 +143,12 @@ def queue(inner: Inner, state: Any) -> Any:
     return 1.0 + sum(QUEUE)
 
 
+def defaulted(inner: Inner, state: Any, numbers: list[float] = [1.0], *, seen: State = State()) -> Any:  # noqa: B006, B008
+    numbers.append(1.0)
+    seen.scale += 1
+    return sum(numbers) + seen.scale
+
+
 def counted(inner: Inner, state: Any) -> Any:
     inner.count += 1
     return float(inner.count)
@@ -263,6 +269,7 @@ CASES: dict[str, tuple[Any, Callable[[], Any], Any]] = {
     "a global of a hook": (lambda inner, state: 1.0, State, set_global),
     "a global": (global_number, State, set_global),
     "a global container": (queue, State, lambda outer, state: QUEUE.append(1.0)),
+    "a default argument": (defaulted, State, nothing),
     "a closure": (*closure()[:1], State, nothing),
     "random": (lambda inner, state: random.random(), State, nothing),
     "a generator of its own": (lambda inner, state: inner.own_random.random(), State, nothing),
@@ -283,6 +290,7 @@ def trained(model: Outer) -> list[Any]:
     global SCALE
     SCALE, Inner.calls, Helper.factor = 1.0, 0, 1.0
     QUEUE.clear()
+    defaulted.__defaults__, defaulted.__kwdefaults__["seen"] = ([1.0],), State()
     random.seed(1)
     numpy.random.seed(1)
     values: list[Any] = []

@@ -18,6 +18,7 @@ from torch import nn
 
 # What these packages keep for themselves is not the user's.
 _OPAQUE = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "rematic"}
+_CONSTANTS = frozenset([int, float, bool, complex, str, bytes, type(None), type, types.FunctionType])
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
@@ -35,6 +36,8 @@ class Places:
         self.names: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
         self.cells: dict[int, types.CellType] = {}
         self.classes: dict[type, dict[str, None]] = {}
+        # Functions whose default arguments hold something that can change.
+        self.functions: dict[int, types.FunctionType] = {}
         # Python's and numpy's generators that they may draw from.
         self.generators: dict[int, Any] = {}
         self._seen: set[Any] = set()
@@ -48,6 +51,9 @@ class Places:
             if not isinstance(function, types.FunctionType) or key in self._seen or is_opaque(function.__module__):
                 continue
             self._seen.add(key)
+            defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+            if not _CONSTANTS.issuperset(map(type, defaults)):
+                self.functions[id(function)] = function
             names = _names(function.__code__)
             if owner is not None:
                 self._class(owner, names)

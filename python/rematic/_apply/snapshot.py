@@ -48,6 +48,7 @@ from .spaces import (
     BufferSpace,
     CellSpace,
     ContextSpace,
+    DefaultSpace,
     GeneratorSpace,
     NameSpace,
     ObjectSpace,
@@ -112,6 +113,8 @@ class Snapshot:
                 self._add(NameSpace(f"the class {kind.__name__}", kind, names))
         for cell in places.cells.values():
             self._add(CellSpace("a function's closure", cell))
+        for function in places.functions.values():
+            self._add(DefaultSpace(f"the default arguments of `{function.__name__}`", function))
         for generator in places.generators.values():
             self._generator(generator)
         while self._waiting:

@@ -181,6 +181,28 @@ class NameSpace(Space):
                 target[name] = value
 
 
+class DefaultSpace(Space):
+    """The default arguments of a function: by position, and by name."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, label: str, function: types.FunctionType) -> None:
+        super().__init__(label)
+        self.function = function
+
+    def target(self) -> Any:
+        return self.function
+
+    def read(self, target: Any) -> dict[Any, Any]:
+        return {**dict(enumerate(target.__defaults__ or ())), **(target.__kwdefaults__ or {})}
+
+    def write(self, target: Any, state: dict[Any, Any]) -> None:
+        if target.__defaults__:
+            target.__defaults__ = tuple(state[at] for at in range(len(target.__defaults__)))
+        for name in target.__kwdefaults__ or ():
+            target.__kwdefaults__[name] = state[name]
+
+
 class CellSpace(Space):
     """A variable of a function that another function inside it reads."""
 
