@@ -219,6 +219,10 @@ CASES: dict[str, tuple[Any, Callable[[], Any], Any]] = {
         lambda inner, state: state.scale, State, lambda outer, state: setattr(state, "scale", 4.0),
     ),
     "an iterator": (lambda inner, state: next(state), lambda: iter([2.0, 3.0]), nothing),
+    "a cycle": (lambda inner, state: next(state), lambda: itertools.cycle([2.0, 3.0]), nothing),
+    "a zip of a map": (
+        lambda inner, state: sum(next(state)), lambda: zip(map(abs, iter([2.0, -3.0])), itertools.chain([1.0], [4.0])), nothing,
+    ),
     "an attribute": (
         lambda inner, state: inner.scale, State, lambda outer, state: setattr(outer.inner, "scale", 4.0),
     ),

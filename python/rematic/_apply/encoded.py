@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import copy
+import itertools
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -126,16 +128,50 @@ class NamedContainer(Container):
         return made
 
 
+# Iterators of Python's own that a copy begins anew where they are; what they go through stays.
+_SIMPLE = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), itertools.count, itertools.repeat)
+
+
+class OneWay(Exception):
+    """An iterator cannot be copied: what it has given is gone."""
+
+
+def copied_iterator(iterator: Any) -> Any:
+    """An iterator that goes on from the same place, and leaves this one where it is."""
+    if isinstance(iterator, _SIMPLE):
+        return copy.copy(iterator)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kind, args, *rest = iterator.__reduce__()
+    except TypeError as error:
+        raise OneWay from error
+    if not isinstance(kind, type) or kind.__module__ not in ("builtins", "itertools"):
+        raise OneWay
+    made = kind(*_copied_inside(args))
+    if rest and rest[0] is not None:
+        made.__setstate__(_copied_inside(rest[0]))
+    return made
+
+
+def _copied_inside(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_copied_inside(item) for item in value)
+    if isinstance(value, Iterator):
+        return copied_iterator(value)
+    return list(value) if type(value) is list else value
+
+
 class Rewound(Encoded):
-    """An iterator over something that stays."""
+    """An iterator where it was."""
 
     __slots__ = ("at",)
 
     def __init__(self, iterator: Any) -> None:
-        self.at = copy.copy(iterator)
+        self.at = copied_iterator(iterator)
 
     def decode(self, again: Again) -> Any:
-        return copy.copy(self.at)
+        return copied_iterator(self.at)
 
 
 class ArrayCopy(Encoded):

@@ -18,7 +18,6 @@ import contextlib
 import contextvars
 import enum
 import functools
-import itertools
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ from .encoded import (
     Container,
     KeptTensor,
     NamedContainer,
+    OneWay,
     Rewound,
     decoded,
     maker_of,
@@ -64,10 +64,6 @@ _ATOMS = frozenset(
     [int, float, bool, complex, str, bytes, type(None), type(...), type, range, slice, frozenset, property,
      types.BuiltinFunctionType, types.ModuleType, torch.dtype, torch.device, torch.Size, torch.layout,
      torch.memory_format]
-)  # fmt: skip
-# Iterators that a copy begins anew where they are.
-_ITERATORS = (
-    type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), itertools.count, itertools.repeat,
 )  # fmt: skip
 _COPIED = (list, dict, set, collections.deque)
 # Objects of Python's own library that hold what the user puts into them.
@@ -167,11 +163,6 @@ class Snapshot:
             kept.held = value
             self._read.append(kept)
             return kept
-        if isinstance(value, Iterator) and not isinstance(value, _ITERATORS):
-            raise PlanError(
-                f"{place_name(place).capitalize()} is a {type(value).__name__}, which can be gone through only once, but the plan "
-                "runs the module again; give a list, or plan without the module"
-            )
         return value if type(value) in _ATOMS else self._encode(value, place, given=True)
 
     def _encode(self, value: Any, place: tuple[str, Any], given: bool = False) -> Any:
@@ -186,8 +177,8 @@ class Snapshot:
             encoded = self._tensor(value, place)
         elif isinstance(value, (*_COPIED, tuple)):
             return self._container(value, place, given)
-        elif isinstance(value, _ITERATORS):
-            encoded = Rewound(value)
+        elif isinstance(value, Iterator):
+            encoded = self._iterator(value, place, given)
         elif isinstance(value, (types.FunctionType, types.MethodType)):
             encoded = self._function(value)
         elif is_generator(value):
@@ -205,6 +196,17 @@ class Snapshot:
         self._memo[id(value)] = encoded
         self._alive.append(value)
         return encoded
+
+    def _iterator(self, value: Any, place: tuple[str, Any], given: bool) -> Any:
+        try:
+            return Rewound(value)
+        except OneWay:
+            if not given:
+                return value
+        raise PlanError(
+            f"{place_name(place).capitalize()} is a {type(value).__name__}, which can be gone through only once, but the "
+            "plan runs the module again; give a list, or plan without the module"
+        )
 
     def _tensor(self, tensor: Tensor, place: tuple[str, Any]) -> Any:
         if tensor.layout is not torch.strided or type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):

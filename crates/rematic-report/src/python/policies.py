@@ -14,6 +14,7 @@ import random
 import sys
 import threading
 import types
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
