@@ -336,6 +336,14 @@ def test_what_cannot_be_gone_through_twice_is_refused() -> None:
         model(X)
 
 
+def test_a_generator_that_the_region_goes_through_is_refused() -> None:
+    numbers = (float(n) for n in range(1, 99))
+    model = Outer(lambda inner, state: next(numbers), State, nothing)
+    rematic.apply(model, whole(model, X, only="inner"))
+    with pytest.raises(rematic.PlanError, match="of a function's closure is a generator, which can be gone through only once"):
+        model(X)
+
+
 def test_what_was_changed_in_place_is_refused_where_it_is_read_again() -> None:
     def change(outer: Outer, state: Any) -> None:
         with torch.no_grad():

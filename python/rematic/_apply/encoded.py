@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
+import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -160,6 +161,16 @@ def _copied_inside(value: Any) -> Any:
     if isinstance(value, Iterator):
         return copied_iterator(value)
     return list(value) if type(value) is list else value
+
+
+def progress_of(generator: Any) -> Any:
+    """Tells whether a generator has gone on: where it is, and what its variables are."""
+    frame = generator.gi_frame
+    if frame is None:
+        return None
+    values = list(frame.f_locals.values())
+    left = [operator.length_hint(value, -1) for value in values if isinstance(value, Iterator)]
+    return frame.f_lasti, [id(value) for value in values], left
 
 
 class Rewound(Encoded):

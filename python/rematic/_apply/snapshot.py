@@ -40,6 +40,7 @@ from .encoded import (
     decoded,
     maker_of,
     place_name,
+    progress_of,
 )
 from .places import Places, is_generator, is_opaque
 from .settings import Settings
@@ -90,6 +91,8 @@ class Snapshot:
         # Those that an operator of the region has read, and those among its arguments.
         self._read: list[KeptTensor] = []
         self._spaces: list[Space] = []
+        # Python's generators besides the arguments, and how far they were.
+        self._generators: list[tuple[Any, Any, tuple[str, Any]]] = []
         # The parameters, and whether they are trained.
         self._trained: list[tuple[nn.Parameter, bool]] = []
         self._left = MAX_VALUES
@@ -201,12 +204,11 @@ class Snapshot:
         try:
             return Rewound(value)
         except OneWay:
-            if not given:
-                return value
-        raise PlanError(
-            f"{place_name(place).capitalize()} is a {type(value).__name__}, which can be gone through only once, but the "
-            "plan runs the module again; give a list, or plan without the module"
-        )
+            if given:
+                raise _once(value, place) from None
+            if isinstance(value, types.GeneratorType):
+                self._generators.append((value, progress_of(value), place))
+            return value
 
     def _tensor(self, tensor: Tensor, place: tuple[str, Any]) -> Any:
         if tensor.layout is not torch.strided or type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
@@ -312,6 +314,9 @@ class Snapshot:
         self._read += [kept for found in self.watched.values() for kept in found if kept.held is not None]
         self.watched = {}
         self._copies = []
+        for generator, before, place in self._generators:
+            if progress_of(generator) != before:
+                raise _once(generator, place)
         for space in self._spaces:
             if isinstance(space, BufferSpace):
                 for name, kept in space.was.items():
@@ -353,6 +358,13 @@ class Snapshot:
             finally:
                 for space, target, state in reversed(present):
                     space.write(target, state)
+
+
+def _once(value: Any, place: tuple[str, Any]) -> PlanError:
+    return PlanError(
+        f"{place_name(place).capitalize()} is a {type(value).__name__}, which can be gone through only once, but the plan runs "
+        "the module again; give a list, or plan without the module"
+    )
 
 
 @contextlib.contextmanager

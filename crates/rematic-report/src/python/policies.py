@@ -10,6 +10,7 @@ import enum
 import functools
 import inspect
 import itertools
+import operator
 import random
 import sys
 import threading
