@@ -369,15 +369,20 @@ def _once(value: Any, place: tuple[str, Any]) -> PlanError:
 
 @contextlib.contextmanager
 def _trained(parameters: list[tuple[nn.Parameter, bool]]) -> Iterator[None]:
-    """While it is entered, those parameters need a gradient that did."""
-    changed = [(parameter, trains) for parameter, trains in parameters if parameter.requires_grad != trains]
+    """While it is entered, those parameters need a gradient that did. Afterwards those that do now, whatever the region
+    switches, and wherever its second run ends."""
+    before = [(parameter, parameter.requires_grad) for parameter, _ in parameters]
     try:
-        for parameter, trains in changed:
-            parameter.requires_grad_(trains)
+        _switch(parameters)
         yield
     finally:
-        for parameter, trains in changed:
-            parameter.requires_grad_(not trains)
+        _switch(before)
+
+
+def _switch(parameters: list[tuple[nn.Parameter, bool]]) -> None:
+    for parameter, trains in parameters:
+        if parameter.requires_grad != trains:
+            parameter.requires_grad_(trains)
 
 
 class Call:

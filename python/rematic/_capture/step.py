@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rematic._core import Trace
+from rematic._apply.settings import Settings
 from rematic._apply.wrapping import check_free
 from rematic._device import kind_of
 from rematic._warning import warn
@@ -185,7 +186,7 @@ def _run(
     with without_cache(caching):
         before = _Before()
         while True:
-            with bystanders.untouched():
+            with Settings().restored(), bystanders.untouched():
                 attempt = _Attempt(model, optimizer, kind, inputs, bystanders, before)
                 document = attempt.run(step)
             if attempt.after == before:
