@@ -45,7 +45,8 @@ def peaks(step: Step, model: nn.Module, inputs: Any, kernels: set[str]) -> tuple
 
     The optimizer must not have state yet.
     """
-    total = resident(list(model.parameters()), list(model.buffers()), inputs)
+    # A module may also keep a tensor, such as a table of positions, that is no buffer of it.
+    total = resident(list(model.parameters()), list(model.buffers()), [vars(part) for part in model.modules()], inputs)
     gc.collect()
     gc.disable()
     try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import rematic
+from plans import whole
 from reality import TOLERANCE, Ran, peaks, sgd
 
 WIDTH, ROWS, LAYERS = 64, 256, 4
@@ -91,3 +93,51 @@ def test_what_modules_keep_is_counted_until_it_is_replaced(what: str) -> None:
         finally:
             rematic.remove(model)
         assert abs(real - plan.peak) <= TOLERANCE * plan.peak, (budget, real, plan.peak)
+
+
+class Codes(nn.Module):
+    """An encoder whose output is only compared: no gradient goes through it, and its graph is thrown away in forward."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Tanh(), nn.Linear(4 * WIDTH, WIDTH), nn.Sigmoid())
+        self.table = nn.Embedding(WIDTH, WIDTH)
+        self.decoder = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH))
+        self.late = late
+
+    def forward(self, x: Tensor) -> Any:
+        encoded = self.encoder(x)
+        decoded = self.decoder(self.table(encoded.argmax(1)))
+        # Its graph goes inside of the region, or with the caller's variable.
+        return (decoded, encoded) if self.late else decoded
+
+
+class Coding(nn.Module):
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.codes = Codes(late)
+        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sigmoid())
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.codes(x)
+        return self.head(found[0] if isinstance(found, tuple) else found).square().mean()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_graph_that_is_thrown_away_is_there_again_while_its_region_runs_again(late: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Coding(late), torch.randn(ROWS, WIDTH)
+    trace = rematic.capture(model, x, device="cpu", optimizer=sgd)
+    plan = whole(model, x, only="codes")
+    promised = rematic.replay(trace, plan).peak
+    optimizer = sgd(model.parameters())
+
+    def step() -> None:
+        model(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    rematic.apply(model, plan, audit=0)
+    with Ran():
+        real = peaks(step, model, x, set())[0]
+    assert abs(real - promised) <= TOLERANCE * promised, (real, promised)

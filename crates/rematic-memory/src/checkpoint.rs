@@ -8,7 +8,9 @@
 //! - Backward: the first event that needs a saved tensor of the region runs its forward again, in order. A cached output
 //!   is handed back instead of running its operator, and leaves the cache. Recomputation stops as soon as every tensor
 //!   that backward needs is there ([`Region::stop`]); its local variables go with it. Each recomputed tensor lives until
-//!   the backward function of the operator that saves it has returned.
+//!   the backward function of the operator that saves it has returned. What was thrown away unused in the first run (the
+//!   graph of an output that nobody differentiates) is held in the second as long as there: by a graph of its own, which
+//!   goes where the first went, or with the end of the recomputation.
 //! - What the policy saves at or behind the stop is never handed back: it stays in the cache until the region's backward
 //!   is over.
 
@@ -62,6 +64,8 @@ struct Replay<'a, F> {
     returned: Vec<bool>,
     /// For every storage, whether a local variable of the recomputation refers to it.
     local: Vec<bool>,
+    /// For every operator whose backward never comes, whether the graph that the recomputation builds holds what it saves.
+    futile: Vec<bool>,
 }
 
 struct Active<'a> {
@@ -94,7 +98,8 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
         }
         let returned = vec![false; trace.ops().len()];
         let local = vec![false; trace.storages().len()];
-        Replay { trace, ledger, after, active, checkpoint_of, saved, returned, local }
+        let futile = vec![false; trace.ops().len()];
+        Replay { trace, ledger, after, active, checkpoint_of, saved, returned, local, futile }
     }
 
     fn run(mut self) {
@@ -170,10 +175,12 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
                     break;
                 }
                 Event::Drop(storage) => self.drop_local(region, storage),
+                Event::Unsave(op) => self.throw_away(region, op),
                 _ => {}
             }
         }
         for op in region.ops.clone().map(OpId::new).filter(|op| region.reaches(*op)) {
+            self.throw_away(region, op);
             for storage in births(trace, op) {
                 self.drop_local(region, storage);
             }
@@ -193,20 +200,36 @@ impl<'a, F: FnMut(Ran, &Snapshot)> Replay<'a, F> {
             }
         }
         self.hand_over(region, op);
+        if self.returned[op.index()] {
+            self.futile[op.index()] = true;
+            for tensor in trace.saves(trace.op(op)) {
+                let again = self.again(region, tensor.storage);
+                self.ledger.save(again);
+            }
+        }
         if !cached {
             self.ran(Ran { op, again: true });
         }
     }
 
-    /// What an operator saves is there again, for its backward to read.
+    /// What an operator saves is there again, for its backward to read; if its graph was thrown away, nobody waits.
     fn hand_over(&mut self, region: &Region, op: OpId) {
-        // Its graph was thrown away before: nobody waits for it.
         if self.returned[op.index()] {
             return;
         }
         for tensor in self.trace.saves(self.trace.op(op)) {
             let again = self.again(region, tensor.storage);
             self.ledger.save(again);
+        }
+    }
+
+    /// The second graph of an operator goes, as the first did, without its backward.
+    fn throw_away(&mut self, region: &Region, op: OpId) {
+        if std::mem::replace(&mut self.futile[op.index()], false) {
+            for tensor in self.trace.saves(self.trace.op(op)) {
+                let again = self.again(region, tensor.storage);
+                self.ledger.unsave(again);
+            }
         }
     }
 

@@ -476,10 +476,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "time_series_transformer": {"memtracker": "4 bytes more than MemTracker: cause not found"},
     "informer": dict.fromkeys(("memtracker", "real", "least"), CHOSEN),
     "beit": dict.fromkeys(("memtracker", "real", "75 %", "least"), TABLE),
-    "encodec": dict.fromkeys(("75 %", "least"), "41 % above the promise, where its only region is the whole model: cause not found"),
-    "llava": {"least": "5.6 % above the promise while vision_tower is recomputed: cause not found"},
-    "paligemma": {"least": "1.2 % above the promise while vision_tower is recomputed: cause not found"},
-    "videomae": dict.fromkeys(("real", "75 %", "least"), "1.1 to 1.3 % below the promise: cause not found"),
 }
 # Texts whose attention takes buffers.
 BUFFERED = ("autoformer", "decision_transformer", "patchtsmixer")
