@@ -29,8 +29,8 @@ impl History {
         self.totals.len()
     }
 
-    /// Writes down the state after an operator, and returns its total.
-    pub(crate) fn push(&mut self, snapshot: &Snapshot) -> Bytes {
+    /// Writes down the state after an operator.
+    pub(crate) fn push(&mut self, snapshot: &Snapshot) {
         let total = snapshot.total();
         while self.skyline.last().is_some_and(|&position| self.totals[position] < total) {
             self.skyline.pop();
@@ -38,7 +38,6 @@ impl History {
         self.skyline.push(self.totals.len());
         self.totals.push(total);
         self.snapshots.push(*snapshot);
-        total
     }
 
     /// The first of the highest states after the operators from position `since` on; `None` if none ran since.

@@ -5,8 +5,10 @@
 //! looks like before, at the highest point of and after its forward and its backward.
 //!
 //! A storage is in use from its birth, or from the start of the step, until it has no ordinary reference **and** no
-//! operator that saved it for autograd holds it any more. The [`Ledger`] is that rule and nothing else; whatever
-//! replays a step in another order (a checkpointing plan) drives the same ledger.
+//! operator that saved it for autograd holds it any more. The [`Ledger`] is that rule and nothing else.
+//!
+//! A [`Schedule`] is a step, plain or under a plan, as a stream of [`Action`]s; an [`Observer`] reads it once and answers one
+//! question: the [`Highest`] point, a [`Recording`] of all lives, a [`Timeline`].
 //!
 //! ```
 //! use rematic_memory::{Allocator, Timeline};
@@ -38,8 +40,8 @@
 //! assert_eq!(timeline.end().total(), Bytes(512));
 //! ```
 
+mod action;
 mod allocator;
-mod checkpoint;
 mod history;
 pub mod holder;
 mod ledger;
@@ -48,17 +50,19 @@ mod peak;
 mod recording;
 mod region;
 mod resident;
+mod schedule;
 mod snapshot;
 mod timeline;
 mod window;
 
+pub use action::{Action, BufferId, Observer, Ran};
 pub use allocator::{Allocator, CUDA_BLOCK};
-pub use checkpoint::{Checkpoint, Ran, births, replay_checkpointed};
 pub use ledger::Ledger;
 pub use module::{ModuleMemory, Pass};
-pub use peak::{Moment, Peak};
+pub use peak::{Highest, Moment, Peak};
 pub use recording::{Life, Recording};
 pub use region::{Region, Regions};
 pub use resident::Resident;
+pub use schedule::{Checkpoint, Schedule, births};
 pub use snapshot::Snapshot;
 pub use timeline::Timeline;

@@ -1,6 +1,7 @@
 use rematic_trace::{Bytes, ModuleId, OpId, Phase, StepTrace};
 
-use crate::Snapshot;
+use crate::action::{Action, Observer, Ran};
+use crate::{Ledger, Snapshot};
 
 /// The moment right after an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,5 +37,40 @@ impl Peak {
     #[must_use]
     pub fn total(&self) -> Bytes {
         self.snapshot.total()
+    }
+}
+
+/// Watches for the highest point: the first of the highest totals, among the start of the step and the moments right after
+/// each operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Highest {
+    /// The bytes in use then.
+    pub bytes: Bytes,
+    /// By category.
+    pub snapshot: Snapshot,
+    /// The operator after which they are; `None` if nothing rises above the start.
+    pub at: Option<Ran>,
+}
+
+impl Highest {
+    /// Nothing is higher than the start yet.
+    #[must_use]
+    pub fn from(start: &Ledger) -> Self {
+        Highest { bytes: start.snapshot().total(), snapshot: *start.snapshot(), at: None }
+    }
+
+    /// There are so many bytes after an operator.
+    pub fn raise(&mut self, bytes: Bytes, snapshot: &Snapshot, at: Ran) {
+        if bytes > self.bytes {
+            *self = Highest { bytes, snapshot: *snapshot, at: Some(at) };
+        }
+    }
+}
+
+impl Observer for Highest {
+    fn observe(&mut self, action: Action, ledger: &Ledger) {
+        if let Action::Run(ran) = action {
+            self.raise(ledger.snapshot().total(), ledger.snapshot(), ran);
+        }
     }
 }

@@ -1,7 +1,7 @@
-use rematic_trace::{Bytes, Category, StepTrace, StorageId};
+use rematic_trace::{Bytes, Category, StorageId};
 
-use crate::ledger::Journal;
-use crate::{Checkpoint, Ledger, Ran, Regions, Snapshot, replay_checkpointed};
+use crate::action::{Action, BufferId, Observer, Ran};
+use crate::{Ledger, Schedule, Snapshot};
 
 /// A step as it ran, plain or under a plan: every operator in the order of execution, the memory right after it, and what
 /// lived from when to when.
@@ -40,34 +40,13 @@ pub struct Life {
 }
 
 impl Recording {
-    /// Replays the step under a plan; without checkpoints, the plain step.
-    ///
-    /// The checkpointed regions must not contain each other; the ledger must be fresh and have room for copies
-    /// ([`Ledger::with_copies`]).
+    /// Writes down all that happens in a step.
     #[must_use]
-    pub fn new(trace: &StepTrace, regions: &Regions, checkpoints: &[Checkpoint], mut ledger: Ledger) -> Self {
-        ledger.journal = Some(Journal::new(&ledger));
-        let start = *ledger.snapshot();
-        let mut runs = Vec::with_capacity(trace.ops().len());
-        let mut snapshots = Vec::with_capacity(trace.ops().len());
-        replay_checkpointed(trace, regions, checkpoints, &mut ledger, |ran, snapshot| {
-            runs.push(ran);
-            snapshots.push(*snapshot);
-        });
-        let end = u32::try_from(runs.len()).unwrap_or(u32::MAX);
-        let first_copy = ledger.copy_of(StorageId::new(0)).index();
-        let mut lives: Vec<Life> = ledger.journal.map(|journal| journal.lives).unwrap_or_default();
-        for life in &mut lives {
-            life.until = life.until.min(end);
-            life.held_until = life.held_until.min(life.until);
-            if life.storage.index() >= first_copy {
-                life.again = true;
-                life.storage = StorageId::new(life.storage.index() - first_copy);
-            }
-        }
-        // What comes and goes between two moments is never seen.
-        lives.retain(|life| life.from < life.until);
-        Recording { start, runs, snapshots, lives }
+    pub fn new(schedule: &Schedule<'_>) -> Self {
+        let start = schedule.start();
+        let mut recorder = Recorder::new(start);
+        schedule.replay(&mut recorder);
+        recorder.finish(*start.snapshot())
     }
 
     /// The first of the highest moments, with its total; `None` if nothing rises above the start of the step.
@@ -83,5 +62,97 @@ impl Recording {
             }
         }
         peak
+    }
+}
+
+/// Writes down lives as they begin and end.
+struct Recorder {
+    runs: Vec<Ran>,
+    snapshots: Vec<Snapshot>,
+    lives: Vec<Life>,
+    /// For every buffer, its life that has not ended.
+    open: Vec<Option<u32>>,
+}
+
+impl Recorder {
+    /// Begins with what is alive.
+    fn new(start: &Ledger) -> Self {
+        let mut recorder = Recorder { runs: Vec::new(), snapshots: Vec::new(), lives: Vec::new(), open: Vec::new() };
+        for buffer in (0..start.buffers()).map(StorageId::new).map(BufferId::from) {
+            if start.is_alive(buffer) {
+                recorder.begin(buffer, start);
+            }
+        }
+        recorder
+    }
+
+    /// How many operators have run: what happens from now on is seen after the next one.
+    fn now(&self) -> u32 {
+        u32::try_from(self.runs.len()).unwrap_or(u32::MAX)
+    }
+
+    fn begin(&mut self, buffer: BufferId, ledger: &Ledger) {
+        if self.open.len() <= buffer.index() {
+            // Copies are there only under a plan.
+            self.open.resize(ledger.buffers(), None);
+        }
+        self.open[buffer.index()] = u32::try_from(self.lives.len()).ok();
+        let (storage, again) = ledger.storage_of(buffer);
+        self.lives.push(Life {
+            storage,
+            again,
+            category: ledger.category(buffer).unwrap_or(Category::Other),
+            bytes: ledger.footprint(buffer),
+            from: self.now(),
+            until: u32::MAX,
+            held_until: u32::MAX,
+        });
+        self.refer(buffer, ledger);
+    }
+
+    /// A reference that is there lasts, as far as is known yet.
+    fn refer(&mut self, buffer: BufferId, ledger: &Ledger) {
+        let now = self.now();
+        if let Some(life) = self.open[buffer.index()].map(|life| &mut self.lives[life as usize]) {
+            life.held_until = if ledger.is_held(buffer) { u32::MAX } else { life.held_until.min(now) };
+        }
+    }
+
+    fn end(&mut self, buffer: BufferId) {
+        let now = self.now();
+        if let Some(life) = self.open[buffer.index()].take() {
+            self.lives[life as usize].until = now;
+        }
+    }
+
+    fn finish(self, start: Snapshot) -> Recording {
+        let end = self.now();
+        let Recorder { runs, snapshots, mut lives, .. } = self;
+        for life in &mut lives {
+            life.until = life.until.min(end);
+            life.held_until = life.held_until.min(life.until);
+        }
+        // What comes and goes between two moments is never seen.
+        lives.retain(|life| life.from < life.until);
+        Recording { start, runs, snapshots, lives }
+    }
+}
+
+impl Observer for Recorder {
+    fn observe(&mut self, action: Action, ledger: &Ledger) {
+        match action {
+            Action::Alloc(buffer) => self.begin(buffer, ledger),
+            Action::Free(buffer) => self.end(buffer),
+            Action::Refer(buffer) => self.refer(buffer, ledger),
+            Action::Recategorize(buffer, _) => {
+                self.end(buffer);
+                self.begin(buffer, ledger);
+            }
+            Action::Run(ran) => {
+                self.runs.push(ran);
+                self.snapshots.push(*ledger.snapshot());
+            }
+            _ => {}
+        }
     }
 }

@@ -2,7 +2,7 @@ use std::cmp::Reverse;
 
 use rematic_trace::{Bytes, Category, Event, ModuleId, OpId, StepTrace, StorageId};
 
-use crate::{Allocator, Ledger, Moment};
+use crate::{Allocator, Ledger, Moment, Ran, Schedule};
 
 /// A storage that is alive at some moment, with where it comes from and why it is still there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,30 +32,38 @@ impl Resident {
     /// for the end of the step.
     #[must_use]
     pub fn after(trace: &StepTrace, allocator: Allocator, op: Option<OpId>, most: usize) -> Vec<Resident> {
-        let mut ledger = Ledger::new(trace, allocator);
+        let start = Ledger::new(trace, allocator);
+        let mut found = op.is_none().then(|| largest(&start, trace, most));
         let mut saving = vec![false; trace.ops().len()];
         if let Some(last) = op {
-            for &event in trace.events() {
-                ledger.apply(trace, event);
-                match event {
-                    Event::Op(op) => set(&mut saving, op, true),
-                    Event::Unsave(op) => set(&mut saving, op, false),
-                    _ => {}
+            let end = Schedule::plain(trace, &start).replay(&mut |ran: Ran, ledger: &Ledger| {
+                if ran.op == last {
+                    found = Some(largest(ledger, trace, most));
                 }
-                if event == Event::Op(last) {
-                    break;
-                }
-            }
+            });
+            found.get_or_insert_with(|| largest(&end, trace, most));
+            mark_savers(&mut saving, trace, last);
         }
-        let mut residents = largest(&ledger, trace, most);
+        let mut residents = found.unwrap_or_default();
         name_holders(&mut residents, trace, &saving);
         residents
     }
 }
 
-fn set(saving: &mut [bool], op: OpId, value: bool) {
-    if let Some(saving) = saving.get_mut(op.index()) {
-        *saving = value;
+/// Which operators have saved something whose backward is not over right after an operator.
+fn mark_savers(saving: &mut [bool], trace: &StepTrace, last: OpId) {
+    for &event in trace.events() {
+        let (op, saves) = match event {
+            Event::Op(op) => (op, true),
+            Event::Unsave(op) => (op, false),
+            _ => continue,
+        };
+        if let Some(saving) = saving.get_mut(op.index()) {
+            *saving = saves;
+        }
+        if event == Event::Op(last) {
+            break;
+        }
     }
 }
 

@@ -1,8 +1,7 @@
-use rematic_trace::{Bytes, Event, ModuleId, OpId, Phase, StepTrace};
+use rematic_trace::{Bytes, ModuleId, OpId, StepTrace};
 
-use crate::history::History;
 use crate::window::Windows;
-use crate::{Allocator, Ledger, ModuleMemory, Moment, Peak, Resident, Snapshot};
+use crate::{Allocator, Highest, Ledger, ModuleMemory, Moment, Peak, Resident, Schedule, Snapshot};
 
 /// Memory over one step: what a replay of its trace says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,45 +22,19 @@ impl Timeline {
     /// the numbers mean nothing, but it does not panic.
     #[must_use]
     pub fn replay(trace: &StepTrace, allocator: Allocator) -> Self {
-        let mut ledger = Ledger::new(trace, allocator);
-        let mut history = History::with_capacity(trace.ops().len());
-        let mut windows = Windows::new(trace, &ledger);
-        let start = *ledger.snapshot();
-        let mut highest = start.total();
-        let mut peak = None;
-        for &event in trace.events() {
-            match event {
-                Event::Op(id) => {
-                    if trace.ops().get(id.index()).is_some_and(|op| op.phase == Phase::Optimizer) {
-                        windows.before_optimizer(&ledger, &history);
-                    }
-                    ledger.run(trace, id);
-                    let total = history.push(ledger.snapshot());
-                    if total > highest {
-                        highest = total;
-                        peak = Some((id, *ledger.snapshot()));
-                    }
-                }
-                Event::Enter(call) => windows.enter(call, &ledger, &history),
-                Event::Exit(call) => windows.exit(call, &ledger, &history),
-                Event::EnterBackward(call) => windows.enter_backward(call, &ledger, &history),
-                Event::ExitBackward(call) => windows.exit_backward(call, &ledger, &history),
-                Event::Drop(_) | Event::Return(_) | Event::Unsave(_) | Event::Recategorize(..) => {
-                    ledger.apply(trace, event)
-                }
-            }
-        }
+        let start = Ledger::new(trace, allocator);
+        let mut seen = (Windows::new(trace, &start), Highest::from(&start));
+        let end = Schedule::plain(trace, &start).replay(&mut seen);
+        let (windows, highest) = seen;
+        let (modules, history) = windows.finish(&end);
         Timeline {
             allocator,
-            start,
-            peak: Peak {
-                at: peak.and_then(|(op, _)| Moment::after(trace, op)),
-                snapshot: peak.map_or(start, |(_, snapshot)| snapshot),
-            },
-            end: *ledger.snapshot(),
-            modules: windows.finish(&ledger, &history),
+            start: *start.snapshot(),
             totals: history.totals,
             snapshots: history.snapshots,
+            end: *end.snapshot(),
+            peak: Peak { at: highest.at.and_then(|ran| Moment::after(trace, ran.op)), snapshot: highest.snapshot },
+            modules,
         }
     }
 

@@ -1,5 +1,6 @@
-use rematic_trace::{Bytes, Call, CallId, ModuleId, StepTrace, StorageId};
+use rematic_trace::{Bytes, Call, CallId, ModuleId, Phase, StepTrace, StorageId};
 
+use crate::action::{Action, Observer};
 use crate::history::History;
 use crate::module::{Holdings, add};
 use crate::{Ledger, ModuleMemory, Pass, Snapshot};
@@ -11,6 +12,7 @@ use crate::{Ledger, ModuleMemory, Pass, Snapshot};
 #[derive(Debug)]
 pub(crate) struct Windows<'a> {
     trace: &'a StepTrace,
+    pub(crate) history: History,
     holdings: Vec<Holdings>,
     modules: Vec<Option<ModuleMemory>>,
     forward: Activity,
@@ -23,6 +25,7 @@ impl<'a> Windows<'a> {
     pub(crate) fn new(trace: &'a StepTrace, ledger: &Ledger) -> Self {
         Windows {
             trace,
+            history: History::with_capacity(trace.ops().len()),
             holdings: Holdings::of_modules(trace, ledger),
             modules: vec![None; trace.modules().len()],
             forward: Activity::new(trace),
@@ -31,62 +34,77 @@ impl<'a> Windows<'a> {
         }
     }
 
-    pub(crate) fn enter(&mut self, id: CallId, ledger: &Ledger, history: &History) {
+    fn enter(&mut self, id: CallId, ledger: &Ledger) {
         let Some(call) = self.trace.calls().get(id.index()) else { return };
         let Some(memory) = self.modules.get_mut(call.module.index()) else { return };
         let memory = memory.get_or_insert_with(|| ModuleMemory::new(self.holdings[call.module.index()]));
         memory.input_bytes = bytes_of(&call.inputs, ledger);
         begin(&mut memory.forward, *ledger.snapshot());
-        self.forward.begin(id, call.module, history.now());
+        self.forward.begin(id, call.module, self.history.now());
     }
 
-    pub(crate) fn exit(&mut self, id: CallId, ledger: &Ledger, history: &History) {
+    fn exit(&mut self, id: CallId, ledger: &Ledger) {
         let Some((call, memory)) = called(self.trace, &mut self.modules, id) else { return };
         memory.output_bytes = bytes_of(&call.outputs, ledger);
         memory.forward.post = Some(*ledger.snapshot());
         if let Some(since) = self.forward.end(id, call.module) {
-            end(&mut memory.forward, since, history);
+            end(&mut memory.forward, since, &self.history);
         }
     }
 
-    pub(crate) fn enter_backward(&mut self, id: CallId, ledger: &Ledger, history: &History) {
+    fn enter_backward(&mut self, id: CallId, ledger: &Ledger) {
         let Some((call, memory)) = called(self.trace, &mut self.modules, id) else { return };
         begin(&mut memory.backward, *ledger.snapshot());
-        self.backward.begin(id, call.module, history.now());
+        self.backward.begin(id, call.module, self.history.now());
     }
 
-    pub(crate) fn exit_backward(&mut self, id: CallId, ledger: &Ledger, history: &History) {
+    fn exit_backward(&mut self, id: CallId, ledger: &Ledger) {
         let Some((call, memory)) = called(self.trace, &mut self.modules, id) else { return };
         memory.backward.post = Some(*ledger.snapshot());
         if let Some(since) = self.backward.end(id, call.module) {
-            end(&mut memory.backward, since, history);
+            end(&mut memory.backward, since, &self.history);
         }
     }
 
     /// Just before an operator of the optimizer runs. At the first, backward is over, and with it every backward window
     /// that no event has closed (the gradient of some input never came).
-    pub(crate) fn before_optimizer(&mut self, ledger: &Ledger, history: &History) {
+    fn before_optimizer(&mut self, ledger: &Ledger) {
         if self.after_backward.is_none() {
             self.after_backward = Some(*ledger.snapshot());
-            self.end_backward(history);
+            self.end_backward();
         }
     }
 
-    pub(crate) fn finish(mut self, ledger: &Ledger, history: &History) -> Vec<Option<ModuleMemory>> {
-        self.end_backward(history);
+    /// What was seen of every module, and the memory after every operator.
+    pub(crate) fn finish(mut self, ledger: &Ledger) -> (Vec<Option<ModuleMemory>>, History) {
+        self.end_backward();
         let after_backward = self.after_backward.unwrap_or(*ledger.snapshot());
         for memory in self.modules.iter_mut().flatten() {
             memory.backward.post.get_or_insert(after_backward);
         }
-        self.modules
+        (self.modules, self.history)
     }
 
-    fn end_backward(&mut self, history: &History) {
+    fn end_backward(&mut self) {
         for id in (0..self.trace.calls().len()).map(CallId::new) {
             let Some((call, memory)) = called(self.trace, &mut self.modules, id) else { continue };
             if let Some(since) = self.backward.end(id, call.module) {
-                end(&mut memory.backward, since, history);
+                end(&mut memory.backward, since, &self.history);
             }
+        }
+    }
+}
+
+impl Observer for Windows<'_> {
+    fn observe(&mut self, action: Action, ledger: &Ledger) {
+        match action {
+            Action::Begin(Phase::Optimizer) => self.before_optimizer(ledger),
+            Action::Run(_) => self.history.push(ledger.snapshot()),
+            Action::Enter(call) => self.enter(call, ledger),
+            Action::Exit(call) => self.exit(call, ledger),
+            Action::EnterBackward(call) => self.enter_backward(call, ledger),
+            Action::ExitBackward(call) => self.exit_backward(call, ledger),
+            _ => {}
         }
     }
 }

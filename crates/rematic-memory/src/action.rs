@@ -1,0 +1,80 @@
+use rematic_trace::{CallId, Category, OpId, Phase, StorageId};
+
+use crate::Ledger;
+
+/// A block of memory of the step as it runs: a storage, or the copy of one that recomputation makes anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BufferId(pub(crate) u32);
+
+impl BufferId {
+    /// The position in tables of all buffers.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The storages are the first buffers.
+impl From<StorageId> for BufferId {
+    fn from(storage: StorageId) -> Self {
+        // Ids are made from `u32` only, so they always fit.
+        BufferId(u32::try_from(storage.index()).unwrap_or(u32::MAX))
+    }
+}
+
+/// An operator that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ran {
+    /// The operator.
+    pub op: OpId,
+    /// Whether it runs for the second time.
+    pub again: bool,
+}
+
+/// One thing that happens while a step runs under a plan, or plain. The order is that of execution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A buffer takes its bytes.
+    Alloc(BufferId),
+    /// A buffer gives its bytes back.
+    Free(BufferId),
+    /// The ordinary reference to a buffer comes or goes, while its bytes stay.
+    Refer(BufferId),
+    /// A buffer that was counted in this category is counted in another from now on.
+    Recategorize(BufferId, Category),
+    /// The operators that follow belong to this part of the step.
+    Begin(Phase),
+    /// An operator has run. What it makes was allocated before.
+    Run(Ran),
+    /// A module's forward begins.
+    Enter(CallId),
+    /// A module's forward returns.
+    Exit(CallId),
+    /// A module's backward begins.
+    EnterBackward(CallId),
+    /// A module's backward is over.
+    ExitBackward(CallId),
+}
+
+/// Reads a schedule once, in order, and answers one question.
+pub trait Observer {
+    /// Something has happened; the ledger is the state right after it.
+    fn observe(&mut self, action: Action, ledger: &Ledger);
+}
+
+/// Both watch.
+impl<A: Observer, B: Observer> Observer for (A, B) {
+    fn observe(&mut self, action: Action, ledger: &Ledger) {
+        self.0.observe(action, ledger);
+        self.1.observe(action, ledger);
+    }
+}
+
+/// A look at the state after every operator.
+impl<F: FnMut(Ran, &Ledger)> Observer for F {
+    fn observe(&mut self, action: Action, ledger: &Ledger) {
+        if let Action::Run(ran) = action {
+            self(ran, ledger);
+        }
+    }
+}
