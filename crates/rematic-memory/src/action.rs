@@ -1,4 +1,4 @@
-use rematic_trace::{CallId, Category, OpId, Phase, StorageId};
+use rematic_trace::{CallId, Category, OpId, StorageId};
 
 use crate::Ledger;
 
@@ -42,9 +42,9 @@ pub enum Action {
     Refer(BufferId),
     /// A buffer that was counted in this category is counted in another from now on.
     Recategorize(BufferId, Category),
-    /// The operators that follow belong to this part of the step.
-    Begin(Phase),
-    /// An operator has run. What it makes was allocated before.
+    /// An operator begins; what it makes is allocated next.
+    Launch(Ran),
+    /// An operator has run.
     Run(Ran),
     /// A module's forward begins.
     Enter(CallId),

@@ -148,7 +148,6 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
 
     fn run(&mut self, eager: bool) {
         let trace = self.trace;
-        let mut phase = None;
         for &event in trace.events() {
             if !self.active.is_empty()
                 && let Some(at) = needs(trace, event).and_then(|forward| self.checkpoint_at(forward))
@@ -158,15 +157,13 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
             }
             match event {
                 Event::Op(op) => {
-                    let Some(record) = trace.ops().get(op.index()) else { continue };
-                    if phase.replace(record.phase) != Some(record.phase) {
-                        self.act(Action::Begin(record.phase));
-                    }
+                    let ran = Ran { op, again: false };
+                    self.act(Action::Launch(ran));
                     match self.checkpoint_at(op) {
                         Some(at) => self.forward(at, op),
                         None => self.plain(op),
                     }
-                    self.act(Action::Run(Ran { op, again: false }));
+                    self.act(Action::Run(ran));
                 }
                 Event::Return(op) => match self.checkpoint_at(op) {
                     Some(at) => self.let_go(at, op),
@@ -207,7 +204,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
     /// An operator outside of all checkpointed regions: its new storages are held, and autograd keeps what it saves.
     fn plain(&mut self, id: OpId) {
         let trace = self.trace;
-        let op = trace.op(id);
+        let Some(op) = trace.ops().get(id.index()) else { return };
         for tensor in trace.outputs(op) {
             if trace.storages().get(tensor.storage.index()).is_some_and(|storage| storage.birth == Some(id)) {
                 self.on(tensor.storage.into(), Ledger::hold);
@@ -278,6 +275,10 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
     fn recompute_op(&mut self, region: &Region, op: OpId) {
         let trace = self.trace;
         let cached = self.saved[op.index()];
+        let ran = Ran { op, again: true };
+        if !cached {
+            self.act(Action::Launch(ran));
+        }
         for storage in births(trace, op) {
             let again = self.again(region, storage);
             self.local[storage.index()] = true;
@@ -293,7 +294,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
             self.for_saves(region, op, Ledger::save);
         }
         if !cached {
-            self.act(Action::Run(Ran { op, again: true }));
+            self.act(Action::Run(ran));
         }
     }
 

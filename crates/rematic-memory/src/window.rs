@@ -1,4 +1,4 @@
-use rematic_trace::{Bytes, Call, CallId, ModuleId, Phase, StepTrace, StorageId};
+use rematic_trace::{Bytes, Call, CallId, ModuleId, OpId, Phase, StepTrace, StorageId};
 
 use crate::action::{Action, Observer};
 use crate::history::History;
@@ -66,10 +66,11 @@ impl<'a> Windows<'a> {
         }
     }
 
-    /// Just before an operator of the optimizer runs. At the first, backward is over, and with it every backward window
-    /// that no event has closed (the gradient of some input never came).
-    fn before_optimizer(&mut self, ledger: &Ledger) {
-        if self.after_backward.is_none() {
+    /// Just before an operator runs. At the first of the optimizer, backward is over, and with it every backward window that
+    /// no event has closed (the gradient of some input never came).
+    fn before(&mut self, op: OpId, ledger: &Ledger) {
+        let is_optimizer = self.trace.ops().get(op.index()).is_some_and(|op| op.phase == Phase::Optimizer);
+        if is_optimizer && self.after_backward.is_none() {
             self.after_backward = Some(*ledger.snapshot());
             self.end_backward();
         }
@@ -98,7 +99,7 @@ impl<'a> Windows<'a> {
 impl Observer for Windows<'_> {
     fn observe(&mut self, action: Action, ledger: &Ledger) {
         match action {
-            Action::Begin(Phase::Optimizer) => self.before_optimizer(ledger),
+            Action::Launch(ran) => self.before(ran.op, ledger),
             Action::Run(_) => self.history.push(ledger.snapshot()),
             Action::Enter(call) => self.enter(call, ledger),
             Action::Exit(call) => self.exit(call, ledger),

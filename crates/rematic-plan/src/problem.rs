@@ -1,10 +1,10 @@
 //! The planning problem, as far as it does not depend on the budget.
 
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BinaryHeap, HashMap};
 use std::sync::{Arc, OnceLock};
 
 use rematic_cost::Costs;
-use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Recording, Regions, Snapshot, births, replay_checkpointed};
+use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Recording, Regions, Schedule};
 use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace};
 use rematic_tradeoff::{Candidate, Candidates, Frontier, Pricing};
 
@@ -12,7 +12,7 @@ use crate::cancel::Cancel;
 use crate::enumeration::Enumeration;
 use crate::error::PlanError;
 use crate::planner::Solution;
-use crate::replayed::{PlannedMoment, Replayed, first_forward};
+use crate::replayed::{PlannedMoment, Replayed, Replaying, Totals, first_forward};
 use crate::selection::allowed;
 
 /// What may be planned, and what memory is counted.
@@ -116,11 +116,13 @@ pub struct Problem<'a> {
     /// For every operator, what limits the moment after it if no region around it is chosen.
     pub(crate) limit_of_op: Vec<Limit>,
     pub(crate) cancel: Cancel,
-    world_size: u64,
-    ledger: Ledger,
+    /// The state before the step.
+    start: Ledger,
     /// The first and the last operator of the model's first forward.
     first_forward: Option<(OpId, OpId)>,
     baseline: Replayed,
+    /// Bytes in use after every operator of the plain step.
+    totals: Vec<Bytes>,
     enumeration: OnceLock<Option<Enumeration>>,
 }
 
@@ -134,17 +136,25 @@ impl<'a> Problem<'a> {
             return Err(PlanError::no_devices());
         }
         let regions = Regions::new(trace);
-        let ledger = Ledger::new(trace, limits.allocator).sharded(limits.world_size);
+        let start = Ledger::new(trace, limits.allocator);
+        let first_forward = first_forward(trace);
+        let plain = Schedule::plain(trace, &start);
+        let mut seen = (Replaying::new(costs, &start, first_forward), Totals::new(trace, &start));
+        plain.replay(&mut seen);
+        let (baseline, totals) = (seen.0.finish(), seen.1.after);
+        // What lies between the return of a backward function and the reduction of its gradients counts for no plan: a
+        // checkpointed region has let go of what the function read.
+        let mut eager = Totals::new(trace, &start);
+        plain.eager().replay(&mut eager);
         let allowed = allowed(trace, &regions, &limits)?;
         let [mut nodes, mut dear_nodes] = [Pricing::Low, Pricing::High]
-            .map(|pricing| nodes(trace, costs, &regions, &ledger, &allowed, &limits, pricing));
+            .map(|pricing| nodes(trace, costs, &regions, &start, &totals, &allowed, &limits, pricing));
         let mut ends: Vec<usize> = nodes.iter().map(|node| node.end).collect();
         ends.sort_unstable();
         ends.dedup();
-        ceilings(trace, &regions, &ledger, &mut dear_nodes, &ends);
-        let (ceilings, limit_of_op) = ceilings(trace, &regions, &ledger, &mut nodes, &ends);
-        let ledger = ledger.with_copies();
-        let mut problem = Problem {
+        ceilings(trace, &regions, &eager, &mut dear_nodes, &ends);
+        let (ceilings, limit_of_op) = ceilings(trace, &regions, &eager, &mut nodes, &ends);
+        Ok(Problem {
             trace,
             costs,
             regions,
@@ -154,21 +164,12 @@ impl<'a> Problem<'a> {
             ceilings,
             limit_of_op,
             cancel: limits.cancel,
-            world_size: limits.world_size,
-            ledger,
-            first_forward: first_forward(trace),
-            baseline: Replayed {
-                peak: Bytes(0),
-                snapshot: Snapshot::default(),
-                at: None,
-                forward: Bytes(0),
-                recompute: Millis(0.0),
-                recomputed: Vec::new(),
-            },
+            start,
+            first_forward,
+            baseline,
+            totals,
             enumeration: OnceLock::new(),
-        };
-        problem.baseline = problem.replay(&[]);
-        Ok(problem)
+        })
     }
 
     /// The step.
@@ -198,15 +199,13 @@ impl<'a> Problem<'a> {
     /// The bytes in use after every operator that runs under a plan, beside those of the step as it is.
     #[must_use]
     pub fn moments(&self, checkpoints: &[Checkpoint]) -> Vec<PlannedMoment> {
-        let mut before = vec![Bytes(0); self.trace.ops().len()];
-        self.replay_watched(&[], |ran, total| before[ran.op.index()] = Bytes(total));
-        let mut moments = Vec::with_capacity(before.len());
-        let mut plain = self.ledger.snapshot().total();
+        let mut moments = Vec::with_capacity(self.totals.len());
+        let mut plain = self.start.snapshot().total();
         self.replay_watched(checkpoints, |ran, total| {
             // Without the plan, nothing happens while operators run again.
             let phase = if ran.again { Phase::Backward } else { self.trace.op(ran.op).phase };
             if !ran.again {
-                plain = before[ran.op.index()];
+                plain = self.totals[ran.op.index()];
             }
             moments.push(PlannedMoment { phase, before: plain, after: Bytes(total) });
         });
@@ -216,48 +215,20 @@ impl<'a> Problem<'a> {
     /// Replays as [`Problem::replay`], with a look at the bytes in use after every operator.
     pub(crate) fn replay_watched(&self, checkpoints: &[Checkpoint], mut watch: impl FnMut(Ran, u64)) -> Replayed {
         self.cancel.check();
-        let mut ledger = self.ledger.clone();
-        let mut replayed = Replayed {
-            peak: ledger.snapshot().total(),
-            snapshot: *ledger.snapshot(),
-            at: None,
-            forward: Bytes(0),
-            recompute: Millis(0.0),
-            recomputed: Vec::new(),
-        };
-        let (first, last) = self.first_forward.unzip();
-        let mut before = Bytes(0);
-        replay_checkpointed(self.trace, &self.regions, checkpoints, &mut ledger, |ran, snapshot| {
-            let total = snapshot.total();
-            watch(ran, total.0);
-            if first == Some(ran.op) && !ran.again {
-                let made = births(self.trace, ran.op).map(|storage| self.ledger.footprint(storage)).sum();
-                before = total.saturating_sub(made);
-            }
-            if last == Some(ran.op) && !ran.again {
-                replayed.forward = total.saturating_sub(before);
-            }
-            if total > replayed.peak {
-                (replayed.peak, replayed.snapshot, replayed.at) = (total, *snapshot, Some(ran));
-            }
-            if ran.again {
-                replayed.recompute += self.costs.time(ran.op);
-                replayed.recomputed.push(ran.op);
-            }
-        });
-        replayed
+        let watch = |ran: Ran, ledger: &Ledger| watch(ran, ledger.snapshot().total().0);
+        let mut seen = (Replaying::new(self.costs, &self.start, self.first_forward), watch);
+        self.schedule(checkpoints).replay(&mut seen);
+        seen.0.finish()
     }
 
     /// Replays the step with these regions checkpointed, and writes down all that happens.
     #[must_use]
     pub fn record(&self, checkpoints: &[Checkpoint]) -> Recording {
-        Recording::new(self.trace, &self.regions, checkpoints, self.ledger.clone())
+        Recording::new(&self.schedule(checkpoints))
     }
 
-    /// Devices among which parameters, gradients and optimizer state are spread.
-    #[must_use]
-    pub fn world_size(&self) -> u64 {
-        self.world_size
+    fn schedule<'s>(&'s self, checkpoints: &'s [Checkpoint]) -> Schedule<'s> {
+        Schedule::planned(self.trace, &self.start, &self.regions, checkpoints)
     }
 
     /// What autograd would hold of a checkpointed region, and what of it is freed; nothing for a region that the limits
@@ -311,13 +282,13 @@ fn nodes(
     trace: &StepTrace,
     costs: &Costs,
     regions: &Regions,
-    ledger: &Ledger,
+    start: &Ledger,
+    totals: &[Bytes],
     allowed: &[bool],
     limits: &Limits,
     pricing: Pricing,
 ) -> Vec<Node> {
-    let totals = plain_totals(trace, ledger);
-    let mut candidates = Candidates::new(trace, regions, ledger, costs);
+    let mut candidates = Candidates::new(trace, regions, start, costs);
     // Equal layers share one frontier.
     let mut known: HashMap<Vec<u64>, (Arc<Candidate>, Arc<Frontier>)> = HashMap::new();
     let mut nodes: Vec<Node> = Vec::new();
@@ -330,7 +301,7 @@ fn nodes(
         let settled = candidate.settled;
         let (mut own_forward, mut own_forward_with) = (0, 0);
         candidates.own_forward(region, &candidate, pricing, |op, freed, beyond| {
-            let total = totals[op.index()];
+            let total = totals[op.index()].0;
             own_forward = own_forward.max(total.saturating_sub(freed));
             own_forward_with = own_forward_with.max(total.saturating_add_signed(beyond.saturating_neg()));
         });
@@ -376,43 +347,28 @@ fn nodes(
     nodes
 }
 
-/// Bytes in use after every operator of the plain step.
-fn plain_totals(trace: &StepTrace, ledger: &Ledger) -> Vec<u64> {
-    let mut ledger = ledger.clone();
-    let mut totals = vec![0; trace.ops().len()];
-    for &event in trace.events() {
-        ledger.apply(trace, event);
-        if let Event::Op(op) = event {
-            totals[op.index()] = ledger.snapshot().total().0;
-        }
-    }
-    totals
-}
-
-/// Runs the plain step once, and notes the highest totals and the states before each recomputation.
+/// Goes through the plain step, and notes the highest totals and the states before each recomputation.
 fn ceilings(
     trace: &StepTrace,
     regions: &Regions,
-    ledger: &Ledger,
+    totals: &Totals,
     nodes: &mut [Node],
     ends: &[usize],
 ) -> (Vec<Ceiling>, Vec<Limit>) {
-    let mut ledger = ledger.clone();
     let innermost = innermost(nodes, trace.ops().len());
     let mut limit_of_op = vec![Limit::Ceiling(0); trace.ops().len()];
     let mut ceilings = vec![Ceiling::default(); ends.len() + 1];
-    ceilings[0].forward = ledger.snapshot().total().0;
-    let mut by_trigger: Vec<(usize, usize)> =
-        nodes.iter().enumerate().map(|(index, node)| (regions.all()[node.region].trigger, index)).collect();
-    by_trigger.sort_unstable();
-    let mut triggers = by_trigger.into_iter().peekable();
+    ceilings[0].forward = totals.start.0;
+    for node in nodes.iter_mut() {
+        if let Event::Op(op) = trace.events()[regions.all()[node.region].trigger] {
+            node.before_trigger = totals.before[op.index()].0;
+        }
+    }
     // Exits come in the order of events: innermost first where they coincide.
     let mut by_exit: Vec<(usize, usize)> =
         nodes.iter().enumerate().map(|(index, node)| (regions.all()[node.region].events.end, index)).collect();
     by_exit.sort_unstable();
     let mut exits = by_exit.into_iter().peekable();
-    // Forward operators whose backward function has returned.
-    let mut returned_ops: HashSet<OpId> = HashSet::new();
     // The region that returned last.
     let mut returned: Option<usize> = None;
     // Dropped regions by their end, with their triggers.
@@ -422,25 +378,12 @@ fn ceilings(
             dropped.push((nodes[node].end, regions.all()[nodes[node].region].trigger));
             returned = Some(node);
         }
-        while let Some((_, node)) = triggers.next_if(|(trigger, _)| *trigger <= position) {
-            nodes[node].before_trigger = ledger.snapshot().total().0;
-        }
-        // A checkpointed region lets go of what a backward function read when it returns, a plain one only when its
-        // gradients have been reduced: what lies in between counts for no plan.
-        match event {
-            Event::Return(op) => ledger.apply(trace, Event::Unsave(op)),
-            Event::Unsave(op) if returned_ops.contains(&op) => {}
-            _ => ledger.apply(trace, event),
-        }
-        if let Event::Return(op) = event {
-            returned_ops.insert(op);
-        }
         let Event::Op(op) = event else { continue };
         while dropped.peek().is_some_and(|(_, trigger)| *trigger <= position) {
             dropped.pop();
         }
         let rank = dropped.peek().map_or(0, |(end, _)| ends.partition_point(|other| other <= end));
-        let total = ledger.snapshot().total().0;
+        let total = totals.after[op.index()].0;
         limit_of_op[op.index()] = Limit::Ceiling(rank);
         let ceiling = &mut ceilings[rank];
         let forward = trace.op(op).phase == Phase::Forward;

@@ -1,4 +1,5 @@
-use rematic_memory::{Ran, Snapshot};
+use rematic_cost::Costs;
+use rematic_memory::{Action, Highest, Ledger, Observer, Ran, Snapshot};
 use rematic_trace::{Bytes, CallId, Event, Millis, OpId, Phase, StepTrace};
 
 /// What a replay of the step under a plan says.
@@ -16,6 +17,92 @@ pub struct Replayed {
     pub recompute: Millis,
     /// The operators that run again, in order.
     pub recomputed: Vec<OpId>,
+}
+
+/// Watches a step for what a plan is judged by.
+pub(crate) struct Replaying<'a> {
+    costs: &'a Costs,
+    highest: Highest,
+    /// The first and the last operator of the model's first forward.
+    first: Option<OpId>,
+    last: Option<OpId>,
+    before_forward: Bytes,
+    forward: Bytes,
+    recompute: Millis,
+    recomputed: Vec<OpId>,
+}
+
+impl<'a> Replaying<'a> {
+    pub(crate) fn new(costs: &'a Costs, start: &Ledger, forward: Option<(OpId, OpId)>) -> Self {
+        let (first, last) = forward.unzip();
+        Replaying {
+            costs,
+            highest: Highest::from(start),
+            first,
+            last,
+            before_forward: Bytes(0),
+            forward: Bytes(0),
+            recompute: Millis(0.0),
+            recomputed: Vec::new(),
+        }
+    }
+
+    pub(crate) fn finish(self) -> Replayed {
+        Replayed {
+            peak: self.highest.bytes,
+            snapshot: self.highest.snapshot,
+            at: self.highest.at,
+            forward: self.forward,
+            recompute: self.recompute,
+            recomputed: self.recomputed,
+        }
+    }
+}
+
+impl Observer for Replaying<'_> {
+    fn observe(&mut self, action: Action, ledger: &Ledger) {
+        self.highest.observe(action, ledger);
+        match action {
+            Action::Launch(ran) if self.first == Some(ran.op) && !ran.again => {
+                self.before_forward = ledger.snapshot().total();
+            }
+            Action::Run(ran) if ran.again => {
+                self.recompute += self.costs.time(ran.op);
+                self.recomputed.push(ran.op);
+            }
+            Action::Run(ran) if self.last == Some(ran.op) => {
+                self.forward = ledger.snapshot().total().saturating_sub(self.before_forward);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Writes down the bytes in use around every operator of the plain step.
+pub(crate) struct Totals {
+    /// Before the step.
+    pub(crate) start: Bytes,
+    /// Just before each begins.
+    pub(crate) before: Vec<Bytes>,
+    /// Right after each has run.
+    pub(crate) after: Vec<Bytes>,
+}
+
+impl Totals {
+    pub(crate) fn new(trace: &StepTrace, start: &Ledger) -> Self {
+        let unknown = || vec![Bytes(0); trace.ops().len()];
+        Totals { start: start.snapshot().total(), before: unknown(), after: unknown() }
+    }
+}
+
+impl Observer for Totals {
+    fn observe(&mut self, action: Action, ledger: &Ledger) {
+        match action {
+            Action::Launch(ran) => self.before[ran.op.index()] = ledger.snapshot().total(),
+            Action::Run(ran) => self.after[ran.op.index()] = ledger.snapshot().total(),
+            _ => {}
+        }
+    }
 }
 
 /// The first and the last operator of the model's first forward.

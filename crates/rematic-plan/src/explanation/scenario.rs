@@ -1,4 +1,4 @@
-use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Regions, Snapshot, replay_checkpointed};
+use rematic_memory::{Allocator, Checkpoint, Highest, Ledger, Ran, Regions, Schedule};
 use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId};
 
 /// How a step differs from the one that was traced.
@@ -46,22 +46,6 @@ impl Scale {
     }
 }
 
-/// The highest point of a step.
-pub(super) struct Highest {
-    pub(super) bytes: Bytes,
-    pub(super) snapshot: Snapshot,
-    /// The operator after which it is; `None` if nothing rises above the start.
-    pub(super) at: Option<Ran>,
-}
-
-impl Highest {
-    fn raise(&mut self, bytes: Bytes, snapshot: &Snapshot, at: Ran) {
-        if bytes > self.bytes {
-            *self = Highest { bytes, snapshot: *snapshot, at: Some(at) };
-        }
-    }
-}
-
 /// Replays the whole step with a change.
 pub(super) fn replay(
     trace: &StepTrace,
@@ -74,14 +58,14 @@ pub(super) fn replay(
     for (storage, scale) in &change.scales {
         sizes[storage.index()] = scale.apply(sizes[storage.index()]);
     }
-    let ledger = Ledger::with_sizes(trace, allocator, |storage| sizes[storage.index()]);
-    let mut ledger = ledger.sharded(change.world_size.unwrap_or(world_size)).with_copies();
-    let start = *ledger.snapshot();
-    let mut plain = Highest { bytes: start.total(), snapshot: start, at: None };
+    let start = Ledger::with_sizes(trace, allocator, |storage| sizes[storage.index()]);
+    let mut plain = Highest::from(&start);
     // Forward and backward without the gradients that are there so far: all of them come from the pass before.
-    let mut without_gradients = Highest { bytes: Bytes(0), snapshot: start, at: None };
-    let mut gradients = start[Category::Gradient];
-    replay_checkpointed(trace, regions, &change.checkpoints, &mut ledger, |ran, snapshot| {
+    let mut without_gradients = Highest { bytes: Bytes(0), ..plain };
+    let mut gradients = start.snapshot()[Category::Gradient];
+    let schedule = Schedule::planned(trace, &start, regions, &change.checkpoints);
+    let end = schedule.replay(&mut |ran: Ran, ledger: &Ledger| {
+        let snapshot = ledger.snapshot();
         plain.raise(snapshot.total(), snapshot, ran);
         gradients = gradients.max(snapshot[Category::Gradient]);
         if trace.op(ran.op).phase != Phase::Optimizer {
@@ -90,7 +74,7 @@ pub(super) fn replay(
         }
     });
     // Without an optimizer, the last gradient is there only now.
-    gradients = gradients.max(ledger.snapshot()[Category::Gradient]);
+    gradients = gradients.max(end.snapshot()[Category::Gradient]);
     without_gradients.bytes = Bytes(without_gradients.bytes.0.saturating_add(gradients.0));
     if change.accumulates && without_gradients.bytes > plain.bytes { without_gradients } else { plain }
 }
