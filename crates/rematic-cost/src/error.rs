@@ -53,43 +53,17 @@ pub enum CostError {
         /// Its name.
         found: String,
     },
-    /// A field of a device has a value that it cannot have.
-    #[error("{file}: device {device}: `{field}` is {found}; write {needed}")]
+    /// A field of a device is missing, unknown, or has a value that it cannot have.
+    #[error("{file}: device {device}: {}{message}", place(.field, .message))]
     BadField {
         /// The file.
         file: String,
         /// The device's name, or its position where it has none.
         device: String,
-        /// The field.
+        /// The field; empty for the device as a whole.
         field: String,
-        /// What stands there.
-        found: String,
-        /// What may stand there.
-        needed: &'static str,
-    },
-    /// A field that every device needs is not there.
-    #[error("{file}: device {device}: `{field}` is missing; add {needed}")]
-    MissingField {
-        /// The file.
-        file: String,
-        /// The device's name, or its position where it has none.
-        device: String,
-        /// The field.
-        field: String,
-        /// What may stand there.
-        needed: &'static str,
-    },
-    /// A field that no device has, most likely a misspelt one.
-    #[error("{file}: device {device}: unknown field `{field}`; the fields are {}", .known.join(", "))]
-    UnknownField {
-        /// The file.
-        file: String,
-        /// The device's name, or its position where it has none.
-        device: String,
-        /// The field.
-        field: String,
-        /// The fields that there are.
-        known: &'static [&'static str],
+        /// What is wrong, and what may stand there.
+        message: String,
     },
     /// One file describes a device twice.
     #[error("{file}: device `{device}` is there twice; remove or rename one")]
@@ -193,5 +167,14 @@ fn did_you_mean(suggestions: &[String]) -> String {
         [] => "no name comes near it;".to_owned(),
         [only] => format!("did you mean {only}?"),
         [rest @ .., last] => format!("did you mean {} or {last}?", rest.join(", ")),
+    }
+}
+
+/// A field as the begin of a sentence about it.
+fn place(field: &str, message: &str) -> String {
+    match field {
+        "" => String::new(),
+        field if message.starts_with("is ") => format!("`{field}` "),
+        field => format!("`{field}`: "),
     }
 }

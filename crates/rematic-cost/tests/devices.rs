@@ -114,43 +114,49 @@ fn wrong_values_are_named_with_file_device_and_field() {
         ("= 1000", "= 0", "dram_gb_per_s", "0", positive),
         ("= 1000", "= inf", "dram_gb_per_s", "inf", positive),
         ("= 1000", "= nan", "dram_gb_per_s", "NaN", positive),
-        ("= 1000", "= \"fast\"", "dram_gb_per_s", "\"fast\"", positive),
-        ("100.5", "true", "tflops.bf16", "true", positive),
-        ("= 24", "= 1e300", "memory_gb", "1000", "write a number of GB above 0 and at most 1000000"),
+        ("= 24", "= 1e300", "memory_gb", "too large", "write a number of GB above 0 and at most 1000000"),
         ("pcie = 4", "pcie = 40", "pcie", "40", "write a PCIe generation from 1 to 9"),
         ("\"mine\"", "\"My GPU\"", "name", "\"My GPU\"", "write a name of lower-case letters, digits, `-` and `.`"),
-        ("\"My device\"", "\"\"", "product", "\"\"", "write a text that is not empty"),
-        ("= { f32 = 10, bf16 = 100.5 }", "= 5", "tflops", "5", "write a table such as { f32 = 19.5, bf16 = 312 }"),
+        ("\"My device\"", "\"\"", "product", "empty", "write a text that is not empty"),
     ] {
         let message = error(&GOOD.replace(right, wrong));
         let name = if field == "name" { "My GPU" } else { "mine" };
         assert!(message.starts_with(&format!("my.toml: device `{name}`: `{field}` is {found}")), "{message}");
         assert!(message.ends_with(needed), "{message}");
     }
+    for (right, wrong, field, found) in [
+        ("= 1000", "= \"fast\"", "dram_gb_per_s", "string \"fast\", expected f64"),
+        ("100.5", "true", "tflops.bf16", "boolean `true`, expected f64"),
+        ("= { f32 = 10, bf16 = 100.5 }", "= 5", "tflops", "integer `5`, expected a table such as { f32 = 19.5, bf16 = 312 }"),
+    ] {
+        let message = error(&GOOD.replace(right, wrong));
+        assert_eq!(message, format!("my.toml: device `mine`: `{field}`: invalid type: {found}"));
+    }
     let with = |line: &str| error(&format!("{GOOD}{line}\n"));
-    let expected = "my.toml: device `mine`: `matmul_efficiency` is 87; write a share above 0 and at most 1";
+    let expected = "my.toml: device `mine`: `matmul_efficiency` is too large; write a share above 0 and at most 1";
     assert_eq!(with("matmul_efficiency = 87"), expected);
     assert!(with("c2c_gb_per_s = 450").contains("not both"));
-    assert!(with("unverified = [\"speed\"]").contains("`unverified` is a list of 1; write a list of fields"));
+    assert!(with("unverified = [\"speed\"]").contains("`unverified[0]` is \"speed\", no figure; write a list"));
     assert_eq!(
         with("torch_datasheet = { name = \"X\", f32 = 1 }"),
-        "my.toml: device `mine`: `torch_datasheet.dram_gb_per_s` is missing; add a finite number above 0"
+        "my.toml: device `mine`: `torch_datasheet`: missing field `dram_gb_per_s`"
     );
 }
 
 #[test]
 fn missing_and_unknown_fields_are_named() {
     let without = |line: &str| error(&GOOD.replace(line, ""));
-    assert_eq!(
-        without("dram_gb_per_s = 1000"),
-        "my.toml: device `mine`: `dram_gb_per_s` is missing; add a finite number above 0"
-    );
-    assert_eq!(without("f32 = 10, "), "my.toml: device `mine`: `tflops.f32` is missing; add a finite number above 0");
-    assert_eq!(without("name = \"mine\""), "my.toml: device number 1: `name` is missing; add a text that is not empty");
-    assert!(without("pcie = 4").contains("`pcie` is missing; add either `pcie = 4` (a generation) or"));
+    assert_eq!(without("dram_gb_per_s = 1000"), "my.toml: device `mine`: missing field `dram_gb_per_s`");
+    assert_eq!(without("f32 = 10, "), "my.toml: device `mine`: `tflops`: missing field `f32`");
+    assert_eq!(without("name = \"mine\""), "my.toml: device number 1: missing field `name`");
+    assert!(without("pcie = 4").contains("`pcie` is missing; write it (`pcie = 4`, a generation), or"));
     let message = error(&GOOD.replace("dram_gb_per_s", "dram"));
-    assert!(message.starts_with("my.toml: device `mine`: unknown field `dram`; the fields are name, product"));
-    assert!(error(&GOOD.replace("bf16 =", "bfloat16 =")).contains("unknown field `tflops.bfloat16`"));
+    assert!(
+        message.starts_with("my.toml: device `mine`: `dram`: unknown field `dram`, expected one of `name`, `product`"),
+        "{message}"
+    );
+    let message = error(&GOOD.replace("bf16 =", "bfloat16 ="));
+    assert!(message.contains("`tflops.bfloat16`: unknown field `bfloat16`, expected one of `f64`"), "{message}");
 }
 
 #[test]

@@ -1,5 +1,4 @@
-use std::sync::atomic::{AtomicU64, Ordering};
-
+use rayon::prelude::*;
 use rematic_memory::Checkpoint;
 use rematic_trace::{Bytes, Millis};
 use rematic_tradeoff::Pricing;
@@ -252,28 +251,14 @@ impl Problem<'_> {
         let budget = |index: u64| {
             Bytes(low + u64::try_from(u128::from(high - low) * u128::from(index) / u128::from(steps)).unwrap_or(0))
         };
-        let next = AtomicU64::new(1);
-        let work = || {
-            let mut found = Vec::new();
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index > steps {
-                    return found;
-                }
-                found.push((index, self.exact(budget(index))));
+        let outcomes: Vec<(u64, Outcome)> = (1..=steps)
+            .into_par_iter()
+            .map(|index| {
+                let outcome = self.exact(budget(index));
                 progress();
-            }
-        };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(points);
-        let mut outcomes: Vec<(u64, Outcome)> = std::thread::scope(|scope| {
-            let workers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-            let mut outcomes = work();
-            for worker in workers {
-                outcomes.extend(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-            }
-            outcomes
-        });
-        outcomes.sort_unstable_by_key(|(index, _)| *index);
+                (index, outcome)
+            })
+            .collect();
         let mut curve = vec![(least.replayed.peak, least)];
         for (index, outcome) in outcomes {
             let before = &curve[curve.len() - 1].1;
