@@ -61,14 +61,13 @@ impl Region {
 
 impl Plan {
     pub(crate) fn of(answer: PlanAnswer, trace: &StepTrace) -> Self {
-        let text = answer.report(trace).text(Style::default());
+        let text = answer.text(trace, Style::default());
         Plan { document: answer.document, text: Some(text) }
     }
 
     /// The plan for several variants, each with its name, step and answer.
     fn of_variants(variants: Vec<(String, &StepTrace, PlanAnswer)>) -> Option<Self> {
-        let texts: Vec<String> =
-            variants.iter().map(|(_, step, answer)| answer.report(step).text(Style::default())).collect();
+        let texts: Vec<String> = variants.iter().map(|(_, step, answer)| answer.text(step, Style::default())).collect();
         let documents = variants.into_iter().map(|(name, step, answer)| (name, step, answer.document)).collect();
         let document = PlanDocument::of_variants(documents)?;
         let worst = document.worst();
@@ -317,7 +316,7 @@ pub(crate) fn plan(
     let answers = interruptible(py, work)?.map_err(exception)?;
     let unmet = (0..answers.len()).filter(|&at| answers[at].fit == Fit::Infeasible);
     if let Some(at) = unmet.max_by_key(|&at| answers[at].replayed.peak) {
-        let words = answers[at].report(&steps[at]).text(Style::default());
+        let words = answers[at].text(&steps[at], Style::default());
         let which = if names.len() > 1 { format!("Variant `{}`: ", names[at]) } else { String::new() };
         return Err(infeasible(py, &(which + &words), budget, answers[at].replayed.peak));
     }
