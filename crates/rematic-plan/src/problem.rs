@@ -5,13 +5,13 @@ use std::sync::{Arc, OnceLock};
 
 use rematic_cost::Costs;
 use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Recording, Regions, Snapshot, births, replay_checkpointed};
-use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace};
-use rematic_tradeoff::{Candidate, Candidates, Frontier, Pricing};
+use rematic_trace::{Bytes, CallId, Event, Millis, ModuleId, OpId, Phase, StepTrace};
 
 use crate::cancel::Cancel;
 use crate::enumeration::Enumeration;
 use crate::error::PlanError;
 use crate::planner::Solution;
+use crate::region::{Candidate, Candidates, Frontier, Pricing};
 use crate::replayed::{PlannedMoment, Replayed, first_forward};
 use crate::selection::allowed;
 
@@ -131,7 +131,7 @@ impl<'a> Problem<'a> {
     /// If there is no device, or a pattern that nothing matches.
     pub fn new(trace: &'a StepTrace, costs: &'a Costs, limits: Limits) -> Result<Self, PlanError> {
         if limits.world_size == 0 {
-            return Err(PlanError::no_devices());
+            return Err(PlanError::NoDevices);
         }
         let regions = Regions::new(trace);
         let ledger = Ledger::new(trace, limits.allocator).sharded(limits.world_size);
@@ -252,6 +252,22 @@ impl<'a> Problem<'a> {
     #[must_use]
     pub fn record(&self, checkpoints: &[Checkpoint]) -> Recording {
         Recording::new(self.trace, &self.regions, checkpoints, self.ledger.clone())
+    }
+
+    /// The full names of the modules that the limits let be checkpointed, each once, in the order of the model.
+    #[must_use]
+    pub fn checkpointable(&self) -> Vec<String> {
+        let mut seen = vec![false; self.trace.modules().len()];
+        let modules = self.nodes.iter().map(|node| self.regions.all()[node.region].module);
+        let new = |module: &ModuleId| !std::mem::replace(&mut seen[module.index()], true);
+        modules.filter(new).map(|module| self.trace.path(module)).collect()
+    }
+
+    /// The region of a call, by position in [`Regions::all`]; `None` if it cannot be checkpointed, or the limits exclude it.
+    #[must_use]
+    pub fn region_of(&self, call: CallId) -> Option<usize> {
+        let mut regions = self.nodes.iter().map(|node| node.region);
+        regions.find(|region| self.regions.all()[*region].call == call)
     }
 
     /// Devices among which parameters, gradients and optimizer state are spread.
