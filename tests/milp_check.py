@@ -4,7 +4,7 @@
 Reads random module graphs with Rematic's answers, writes torch 2.15's `sac_milp` down as it is (with its big-M), solves
 it with HiGHS (scipy) at gap 0, and compares the times. Every plan is also checked against torch's equations directly.
 
-    cargo run --release -p rematic-plan --example milp_random -- 300 1 > graphs.jsonl
+    cargo run --release -p rematic-torch --example milp_random -- 300 1 > graphs.jsonl
     ~/.cache/rematic/venv/bin/python tests/milp_check.py graphs.jsonl        # needs numpy and scipy
 """
 import json

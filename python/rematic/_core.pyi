@@ -212,7 +212,7 @@ class Plan:
         """
     @property
     def outcome(self) -> Literal["fits", "planned"]:
-        """Whether there is something to drop."""
+        """`fits` if the step is within the budget with nothing to drop, as replayed."""
     @property
     def source(self) -> str:
         """The model."""
@@ -356,7 +356,7 @@ def plan(
     *,
     device: _Device = ...,
     device_file: _Path | None = None,
-    planner: Literal["exact", "greedy"] = "exact",
+    planner: Literal["exact", "greedy", "milp"] = "exact",
     cost: _Cost = "physical",
     cost_table: CostTable | _Path | None = None,
     only: _Patterns | None = None,
@@ -364,11 +364,16 @@ def plan(
     whole: bool = False,
     world_size: int = 1,
     allocator: _Allocator | None = None,
+    gap: float | None = None,
+    time_limit: float | None = None,
 ) -> Plan:
     """Finds what to drop and recompute so that the step fits a budget, at the least extra time.
 
     Several traces, in a list or by name, are variants of the step: each is planned for the budget, and the model follows the
     one that runs. Without a budget it is the device's memory. Raises `Infeasible` if no plan meets it.
+
+    The planner `milp` goes by torch's model of memory; where the replayed plan is above the budget all the same, it warns.
+    Only it takes `gap`, the share by which its plan may be slower than the best, and `time_limit`, in seconds.
     """
 
 def curve(

@@ -11,17 +11,13 @@ bit. What is refused and what differs is printed, with the options that show it 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import fnmatch
 import importlib
-import os
 import random
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +26,6 @@ from torch.utils._pytree import tree_leaves
 
 import rematic
 from models import MODELS, Build
-from rematic import _core
 from writing_models import WRITING
 
 Builder = Callable[[str], Build]
@@ -137,30 +132,23 @@ class Trial:
         )
 
     def plan(self, options: Options) -> rematic.Plan | None:
-        """A plan; where no plan meets the budget, the one with the lowest peak. None if no module may be planned."""
-        if options.planner == "milp":
-            return self._milp(options)
+        """A plan; where no plan meets the budget, the one with the lowest peak. None if no module may be planned, or if torch's
+        model knows no plan."""
         choice: dict[str, Any] = {"planner": options.planner, "whole": options.whole}
         choice |= {"only": options.only} if options.only else {}
         choice |= {"never": options.never} if options.never else {}
         try:
-            return rematic.plan(self.trace, options.budget, **choice)
+            with warnings.catch_warnings():
+                # Plans of `milp` may be above the budget: they are applied all the same.
+                warnings.simplefilter("ignore", rematic.RematicWarning)
+                return rematic.plan(self.trace, options.budget, **choice)
         except rematic.Infeasible as infeasible:
+            if options.planner == "milp":
+                return None
             least = infeasible.least_budget
         except rematic.PlanError:
             return None
         return rematic.plan(self.trace, least, **choice)
-
-    def _milp(self, options: Options) -> rematic.Plan | None:
-        with tempfile.TemporaryDirectory() as directory:
-            trace, plan = Path(directory, "step.trace"), Path(directory, "plan.json")
-            self.trace.save(trace)
-            arguments = ["rematic", "plan", f"{trace}", "--budget", f"{options.budget}", "--planner", "milp"]
-            arguments += ["--only", options.only] if options.only else []
-            arguments += ["--never", options.never] if options.never else []
-            with silent():
-                _core.main([*arguments, "--output", f"{plan}"])
-            return rematic.Plan.load(plan) if plan.exists() else None
 
     def check(self, options: Options, count: Count, report: Callable[[str], None]) -> None:
         plan = self.plan(options)
@@ -186,22 +174,6 @@ class Trial:
 def same(found: Tensor, expected: Tensor) -> bool:
     """To the bit; what is not a number is equal to itself."""
     return found.dtype == expected.dtype and torch.equal(found.nan_to_num(), expected.nan_to_num())
-
-
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """What the command prints is not shown."""
-    sys.stdout.flush()
-    kept = os.dup(1), os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        for number, before in zip((1, 2), kept, strict=True):
-            os.dup2(before, number)
-            os.close(before)
 
 
 def try_plans(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import pytest
 
@@ -61,16 +62,18 @@ def test_files_and_texts_hold_the_same(plan, tmp_path):
     assert str(loaded).endswith(table) and len(table.splitlines()) == 1 + len(plan.regions)
 
 
+def run_command(*arguments):
+    code = "import sys; from rematic._command import main; sys.exit(main())"
+    # As wide as it is where nobody says how wide.
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment)
+
+
 def test_what_a_plan_says(plan):
     assert repr(plan).startswith("<rematic.Plan for seed-transformer: ")
     assert "peak 2.50 GiB -> 1.60 GiB of 1.60 GiB" in repr(plan)
-    code = "import sys; from rematic._command import main; sys.exit(main())"
-    arguments = ["plan", "seed-transformer", "--budget", "1.6GiB", "--device", "h100"]
-    # As wide as it is where nobody says how wide.
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    said = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, env=environment
-    )
+    said = run_command("plan", "seed-transformer", "--budget", "1.6GiB", "--device", "h100")
+    assert said.returncode == 0
     assert str(plan) == said.stdout.rstrip("\n")
 
 
@@ -116,6 +119,53 @@ def test_a_budget_that_cannot_be_met(small):
     assert rematic.plan(small, error.least_budget).peak == error.least_budget
 
 
+TORCH = {"cost": "torch", "device": "a100-80", "planner": "milp"}
+
+
+def milp_of_the_command(trace, tmp_path, budget, world_size=1):
+    """What the command says about the same trace, and the plan that it writes."""
+    trace.save(tmp_path / "step.rmt")
+    options = ["--budget", budget, "--world-size", str(world_size), "-o", str(tmp_path / "plan.json")]
+    options += [part for name, value in TORCH.items() for part in (f"--{name}", value)]
+    said = run_command("plan", str(tmp_path / "step.rmt"), *options)
+    return said, rematic.Plan.load(tmp_path / "plan.json") if (tmp_path / "plan.json").exists() else None
+
+
+def test_the_planner_of_torch_plans_as_the_command_does(seed, tmp_path):
+    plan = rematic.plan(seed, "1.6GiB", world_size=4, **TORCH)
+    assert plan.outcome == "planned" and len(plan.regions) == 4 and plan.peak <= plan.budget
+    said, written = milp_of_the_command(seed, tmp_path, "1.6GiB", world_size=4)
+    assert said.returncode == 0 and written == plan
+    assert str(plan) == said.stdout.rstrip("\n") and "by torch's model" in str(plan)
+    assert rematic.replay(seed, plan, cost="torch").plan == plan
+    only = rematic.plan(seed, "1.9GiB", world_size=4, only="layers.?", never="*.0", **TORCH)
+    assert {region.module for region in only.regions} <= {f"Transformer.layers.{layer}" for layer in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(("budget", "outcome"), [("1.6GiB", "planned"), ("2.45GiB", "planned"), ("4GiB", "fits")])
+def test_where_torch_promises_too_much_there_is_a_warning(seed, tmp_path, budget, outcome):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan = rematic.plan(seed, budget, **TORCH)
+    said, written = milp_of_the_command(seed, tmp_path, budget)
+    assert said.returncode == 0 and written == plan and str(plan) == said.stdout.rstrip("\n")
+    assert plan.outcome == written.outcome == outcome
+    above = plan.peak > plan.budget
+    assert [("replayed it is" in str(warning.message), warning.filename) for warning in caught] == [(True, __file__)] * above
+    assert ("above the budget" in str(plan)) == ("Does not fit" in str(written)) == above
+
+
+def test_a_budget_that_torch_cannot_meet(seed, tmp_path):
+    with pytest.raises(rematic.Infeasible) as caught:
+        rematic.plan(seed, "0.8GiB", world_size=4, **TORCH)
+    said, written = milp_of_the_command(seed, tmp_path, "0.8GiB", world_size=4)
+    assert said.returncode == 3 and written is None
+    least = caught.value.least_budget
+    assert f"at least {least} bytes" in str(caught.value) and f"at least {least} bytes" in said.stdout
+    with pytest.warns(rematic.RematicWarning, match="replayed it is"):
+        assert rematic.plan(seed, least, world_size=4, **TORCH).budget == least
+
+
 def test_a_budget_that_the_device_does_not_have(small):
     with pytest.warns(rematic.RematicWarning) as caught:
         plan = rematic.plan(small, "100GiB", device="a100-80")
@@ -141,8 +191,12 @@ def test_what_cannot_be_planned_is_refused(small):
     refused(rematic.RematicError, ["`-5` is not a size"], plan, small, -5)
     refused(TypeError, ["a size is a number of bytes", "float"], plan, small, 1.5)
     refused(rematic.RematicError, ["no device `a100`", "a100-80"], plan, small, "1GiB", device="a100")
-    refused(rematic.PlanError, ["milp", "rematic.compat.sac_milp"], plan, small, "1GiB", planner="milp")
-    refused(rematic.RematicError, ["planner is `magic`; give exact or greedy"], plan, small, "1GiB", planner="magic")
+    refused(rematic.RematicError, ["planner is `magic`; give exact, greedy or milp"], plan, small, "1GiB", planner="magic")
+    refused(rematic.PlanError, ["chooses a share", "drop whole"], plan, small, "1GiB", planner="milp", whole=True)
+    refused(rematic.PlanError, ["gap is for planner milp", "is exact"], plan, small, "1GiB", gap=0.1)
+    refused(rematic.PlanError, ["gap is 1; give"], plan, small, "1GiB", planner="milp", gap=1)
+    refused(rematic.PlanError, ["time_limit is -1; give"], plan, small, "1GiB", planner="milp", time_limit=-1)
+    refused(rematic.PlanError, [f"world_size is {2**40}"], plan, small, "1GiB", planner="milp", world_size=2**40)
     refused(rematic.RematicError, ["cost is `guess`; give physical, torch or measured"], plan, small, "1GiB", cost="guess")
     refused(rematic.RematicError, ["need a table", "give it as cost_table"], plan, small, "1GiB", cost="measured")
     refused(rematic.PlanError, ["only nothing* matches no module"], plan, small, "1GiB", only="nothing*")

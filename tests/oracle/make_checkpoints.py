@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import torch_tools
 from make_golden import GPT2, LLAMA, QWEN3, SEED
 
-FIXTURE = pathlib.Path(__file__).resolve().parents[2] / "crates/rematic-plan/tests/checkpoints.json.zst"
+FIXTURE = pathlib.Path(__file__).resolve().parents[2] / "crates/rematic-torch/tests/checkpoints.json.zst"
 ATTENTION = "_scaled_dot_product_efficient_attention.default"
 FLASH = "_scaled_dot_product_flash_attention.default"
 LAYERS = ["model.layers.0", "model.layers.1"]

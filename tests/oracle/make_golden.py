@@ -5,7 +5,7 @@ r"""Writes what torch's tools say about many steps as fixtures for the Rust test
     python make_golden.py gpt2-bf16 llama-*   # those whose names match
     python make_golden.py --convert DIR       # the three dumps of the reference oracle (oracle/golden), not recomputed
     python make_golden.py --check DIR         # that this oracle says of those three steps what the dumps say
-    python make_golden.py --random 200 --out DIR && REMATIC_FIXTURES=DIR cargo test -p rematic-plan \
+    python make_golden.py --random 200 --out DIR && REMATIC_FIXTURES=DIR cargo test -p rematic-torch \
         --test torch_parity -- --ignored      # steps that nobody chose
 
 A fixture is JSON under zstd:
@@ -28,7 +28,7 @@ import random
 import zstandard
 
 HERE = pathlib.Path(__file__).resolve().parent
-GOLDEN = HERE.parent.parent / "crates/rematic-plan/tests/golden"
+GOLDEN = HERE.parent.parent / "crates/rematic-torch/tests/golden"
 CATEGORIES = ["Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate", "Other"]
 STATES = ["Pre-Forward", "Peak-Forward", "Post-Forward", "Pre-Backward", "Peak-Backward", "Post-Backward"]
 PHASES = ["forward", "backward", "optimizer"]

@@ -1,7 +1,7 @@
 """Runs PyTorch's own `torch.distributed._tools` on one training step and says all that they say.
 
 It needs no GPU: the model lives on the meta device, and CUDA's choice of operators is made for it where meta would make
-another one.  Used by `make_golden.py`, which writes the fixtures of `crates/rematic-plan/tests/golden`.
+another one.  Used by `make_golden.py`, which writes the fixtures of `crates/rematic-torch/tests/golden`.
 
     pip install torch==2.15.0 transformers==5.22.2 numpy pulp pwlf expecttest zstandard
 """

@@ -39,17 +39,16 @@ impl Cancel {
         })
     }
 
+    /// What is set once it is cancelled, for work that looks at it by itself and does not unwind.
+    #[must_use]
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+
     /// Unwinds if it is cancelled.
     pub(crate) fn check(&self) {
         if self.0.load(Ordering::Relaxed) {
             resume_unwind(Box::new(Cancelled));
         }
-    }
-}
-
-/// Clones are equal.
-impl PartialEq for Cancel {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
     }
 }

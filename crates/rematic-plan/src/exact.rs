@@ -54,9 +54,9 @@ mod programme;
 mod rates;
 
 use rematic_memory::Checkpoint;
-use rematic_tradeoff::{Point, Pricing};
 
 use crate::problem::{Node, Problem};
+use crate::region::{Point, Pricing};
 use case::Case;
 
 /// Times closer than this share are equal: sums of the same times in another order differ by less.

@@ -6,9 +6,9 @@
 
 use rematic_memory::Checkpoint;
 use rematic_trace::Bytes;
-use rematic_tradeoff::{Frontier, Pricing};
 
 use crate::problem::Problem;
+use crate::region::{Frontier, Pricing};
 use crate::replayed::Replayed;
 
 /// More large regions than this are not tried.

@@ -1,11 +1,9 @@
-//! What a planner knows about each module of a step, and planners.
+//! Plans that make a training step fit.
 //!
-//! [`StepStats`] joins the measured memory ([`rematic_memory::Timeline`]) and the estimated time
-//! ([`rematic_cost::Costs`]) of a step into the table that PyTorch's `ilp_utils` calls `ModStats`.
-//!
-//! Two of torch's planners have their equal here: [`optimal_policy`] (`get_optimal_checkpointing_policy_per_module`) says
-//! which operators of one region to save, and [`milp()`] (`sac_milp`) which modules of a [`ModuleGraph`] to checkpoint.
-//! [`Problem::replay_milp`] puts the two together, and says what the replay says.
+//! A [`Problem`] is a step with all that planning needs to know about it: its [`Candidates`], regions that may be
+//! checkpointed, each with the [`Frontier`] of what it may drop and recompute. The planners [`Problem::exact`] and
+//! [`Problem::greedy`] choose among them, and promise what the replay says. A plan that is saved is a [`PlanDocument`];
+//! an [`Explanation`] says why a step peaks where it does, and what brings the peak down.
 
 mod cancel;
 mod document;
@@ -13,16 +11,13 @@ mod enumeration;
 mod error;
 mod exact;
 mod explanation;
-mod graph;
 mod greedy;
 mod large;
-mod milp;
 mod planner;
-mod policy;
 mod problem;
+mod region;
 mod replayed;
 mod selection;
-mod stats;
 
 pub use cancel::Cancel;
 pub use document::{
@@ -32,10 +27,9 @@ pub use error::PlanError;
 pub use explanation::{
     CategoryBytes, Explanation, Place, Remedy, RemedyKind, ResidentGroup, Together, resident_groups,
 };
-pub use graph::{GraphModule, GraphTradeoff, ModuleGraph};
-pub use milp::{MilpChoice, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, milp};
 pub use planner::{Infeasible, Outcome, Solution};
-pub use policy::{Decision, optimal_policy};
 pub use problem::{Limits, Problem};
+pub use region::{
+    Bundle, Candidate, Candidates, Fate, Frontier, Item, Lifetimes, Point, Pricing, Writes, bundles, nearest_saved,
+};
 pub use replayed::{PlannedMoment, Replayed};
-pub use stats::{Baseline, ModuleStats, StepStats};

@@ -1,10 +1,10 @@
 use rayon::prelude::*;
 use rematic_memory::Checkpoint;
 use rematic_trace::{Bytes, Millis};
-use rematic_tradeoff::Pricing;
 
 use crate::exact::{self, Pick, Relaxed, Tightening};
 use crate::problem::{Limit, Problem};
+use crate::region::Pricing;
 use crate::replayed::Replayed;
 
 /// What a planner says about a budget.

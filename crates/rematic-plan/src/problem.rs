@@ -4,15 +4,25 @@ use std::collections::{BinaryHeap, HashMap};
 use std::sync::{Arc, OnceLock};
 
 use rematic_cost::Costs;
+<<<<<<< HEAD
 use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Recording, Regions, Schedule};
 use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace};
 use rematic_tradeoff::{Candidate, Candidates, Frontier, Pricing};
+=======
+use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Recording, Regions, Snapshot, births, replay_checkpointed};
+use rematic_trace::{Bytes, CallId, Event, Millis, ModuleId, OpId, Phase, StepTrace};
+>>>>>>> main
 
 use crate::cancel::Cancel;
 use crate::enumeration::Enumeration;
 use crate::error::PlanError;
 use crate::planner::Solution;
+<<<<<<< HEAD
 use crate::replayed::{PlannedMoment, Replayed, Replaying, Totals, first_forward};
+=======
+use crate::region::{Candidate, Candidates, Frontier, Pricing};
+use crate::replayed::{PlannedMoment, Replayed, first_forward};
+>>>>>>> main
 use crate::selection::allowed;
 
 /// What may be planned, and what memory is counted.
@@ -133,7 +143,7 @@ impl<'a> Problem<'a> {
     /// If there is no device, or a pattern that nothing matches.
     pub fn new(trace: &'a StepTrace, costs: &'a Costs, limits: Limits) -> Result<Self, PlanError> {
         if limits.world_size == 0 {
-            return Err(PlanError::no_devices());
+            return Err(PlanError::NoDevices);
         }
         let regions = Regions::new(trace);
         let start = Ledger::new(trace, limits.allocator);
@@ -227,8 +237,31 @@ impl<'a> Problem<'a> {
         Recording::new(&self.schedule(checkpoints))
     }
 
+<<<<<<< HEAD
     fn schedule<'s>(&'s self, checkpoints: &'s [Checkpoint]) -> Schedule<'s> {
         Schedule::planned(self.trace, &self.start, &self.regions, checkpoints)
+=======
+    /// The full names of the modules that the limits let be checkpointed, each once, in the order of the model.
+    #[must_use]
+    pub fn checkpointable(&self) -> Vec<String> {
+        let mut seen = vec![false; self.trace.modules().len()];
+        let modules = self.nodes.iter().map(|node| self.regions.all()[node.region].module);
+        let new = |module: &ModuleId| !std::mem::replace(&mut seen[module.index()], true);
+        modules.filter(new).map(|module| self.trace.path(module)).collect()
+    }
+
+    /// The region of a call, by position in [`Regions::all`]; `None` if it cannot be checkpointed, or the limits exclude it.
+    #[must_use]
+    pub fn region_of(&self, call: CallId) -> Option<usize> {
+        let mut regions = self.nodes.iter().map(|node| node.region);
+        regions.find(|region| self.regions.all()[*region].call == call)
+    }
+
+    /// Devices among which parameters, gradients and optimizer state are spread.
+    #[must_use]
+    pub fn world_size(&self) -> u64 {
+        self.world_size
+>>>>>>> main
     }
 
     /// What autograd would hold of a checkpointed region, and what of it is freed; nothing for a region that the limits

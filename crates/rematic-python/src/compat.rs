@@ -4,8 +4,7 @@ use std::collections::HashMap;
 
 use pyo3::prelude::*;
 use rematic::{Bytes, Cancel, Millis, MilpOptions, MilpOutcome, ModuleGraph, milp};
-use rematic_plan::{Decision, GraphModule, GraphTradeoff, PlanError};
-use rematic_tradeoff::SacStats;
+use rematic_torch::{Decision, GraphModule, GraphTradeoff, SacStats, TorchError};
 
 use crate::error::{PlanError as PlanException, exception};
 use crate::work::interruptible;
@@ -69,8 +68,8 @@ pub(crate) fn sac_milp(
     let mut options = MilpOptions::new(Bytes((memory_budget * GIB).floor() as u64));
     options.world_size = world_size;
     let work = move |cancel: Cancel| {
-        options.cancel = cancel.clone();
-        cancel.catch(|| milp(&graph, &options))?
+        options.cancelled = cancel.flag();
+        milp(&graph, &options)
     };
     let outcome = interruptible(py, work)?.map_err(exception)?;
     Ok(match outcome {
@@ -189,7 +188,7 @@ pub(crate) fn optimal_policy(py: Python<'_>, stats: Stats, memory_budget: f64) -
     };
     match interruptible(py, move |_| rematic::optimal_policy(&stats, memory_budget))? {
         Ok(policy) => Ok(Some(policy.into_iter().map(|decision| u32::from(decision == Decision::Save)).collect())),
-        Err(PlanError::PolicyTooSmall { .. }) => Ok(None),
+        Err(TorchError::PolicyTooSmall { .. }) => Ok(None),
         Err(error) => Err(exception(error)),
     }
 }

@@ -35,7 +35,12 @@ pub(crate) fn exception(error: impl Into<Error>) -> PyErr {
         | Error::Directory { .. }
         | Error::Read { .. }
         | Error::OptionsForTrace { .. } => TraceError::new_err(text),
-        Error::Document(_) | Error::Plan(_) | Error::Tradeoff(_) | Error::NoBudget { .. } => PlanError::new_err(text),
+        Error::Document(_)
+        | Error::Plan(_)
+        | Error::Torch(_)
+        | Error::WholeMilp
+        | Error::MilpOnly { .. }
+        | Error::NoBudget { .. } => PlanError::new_err(text),
         _ => RematicError::new_err(text),
     }
 }

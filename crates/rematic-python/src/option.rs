@@ -1,10 +1,13 @@
 //! Options as Python gives them.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use rematic::{Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Limits, Optimizer, Planner, Target};
+use rematic::{
+    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Limits, MilpSettings, Optimizer, Planner, Target,
+};
 
 use crate::cost::CostTable;
 use crate::device::unknown;
@@ -101,14 +104,14 @@ pub(crate) fn allocator(name: &str) -> PyResult<Allocator> {
     choose("allocator", name, &[("cuda", Allocator::Cuda), ("cpu", Allocator::Cpu)])
 }
 
-pub(crate) fn planner(name: &str) -> PyResult<Planner> {
-    if name == "milp" {
-        return Err(PlanError::new_err(
-            "the planner milp decides about shares of modules, not about operators, so its plans cannot be replayed or \
-             applied; give exact or greedy, or use `rematic plan --planner milp` or rematic.compat.sac_milp",
-        ));
-    }
-    choose("planner", name, &[("exact", Planner::Exact), ("greedy", Planner::Greedy)])
+pub(crate) fn planner(name: &str, gap: Option<f64>, time_limit: Option<f64>) -> PyResult<Planner> {
+    let milp = Planner::Milp(MilpSettings::default());
+    let planner = choose("planner", name, &[("exact", Planner::Exact), ("greedy", Planner::Greedy), ("milp", milp)])?;
+    let time_limit = time_limit.map(Duration::try_from_secs_f64).transpose().map_err(|_| {
+        let found = time_limit.unwrap_or_default();
+        PlanError::new_err(format!("time_limit is {found}; give a number of seconds that is not negative"))
+    })?;
+    planner.with(MilpSettings { gap, time_limit }).map_err(exception)
 }
 
 pub(crate) fn optimizer(name: &str) -> PyResult<Optimizer> {

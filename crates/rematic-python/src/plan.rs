@@ -61,14 +61,13 @@ impl Region {
 
 impl Plan {
     pub(crate) fn of(answer: PlanAnswer, trace: &StepTrace) -> Self {
-        let text = answer.report(trace).text(Style::default());
+        let text = answer.text(trace, Style::default());
         Plan { document: answer.document, text: Some(text) }
     }
 
     /// The plan for several variants, each with its name, step and answer.
     fn of_variants(variants: Vec<(String, &StepTrace, PlanAnswer)>) -> Option<Self> {
-        let texts: Vec<String> =
-            variants.iter().map(|(_, step, answer)| answer.report(step).text(Style::default())).collect();
+        let texts: Vec<String> = variants.iter().map(|(_, step, answer)| answer.text(step, Style::default())).collect();
         let documents = variants.into_iter().map(|(name, step, answer)| (name, step, answer.document)).collect();
         let document = PlanDocument::of_variants(documents)?;
         let worst = document.worst();
@@ -90,7 +89,7 @@ impl Plan {
             budget: document.budget_bytes,
             baseline: document.baseline_peak_bytes,
             step: document.step_ms,
-            verdict: if document.regions.is_empty() { Verdict::Fits } else { Verdict::Planned(document, None) },
+            verdict: if fits(document) { Verdict::Fits } else { Verdict::Planned(document, None) },
             moments: &[],
             measured: None,
         };
@@ -98,15 +97,18 @@ impl Plan {
     }
 
     fn fit(&self) -> Fit {
-        let mut variants = self.document.variants.iter();
-        let nothing = self.document.regions.is_empty() && variants.all(|variant| variant.regions.is_empty());
-        if nothing { Fit::Fits } else { Fit::Planned }
+        if self.document.each().iter().all(fits) { Fit::Fits } else { Fit::Planned }
     }
 
     /// The highest of a number over the variants.
     fn highest(&self, bytes: impl Fn(&PlanDocument) -> Bytes) -> Bytes {
         self.document.each().iter().map(bytes).max().unwrap_or_default()
     }
+}
+
+/// Whether there is nothing to drop. A plan of `milp` may drop nothing, and yet be above the budget.
+fn fits(document: &PlanDocument) -> bool {
+    document.regions.is_empty() && document.peak_bytes <= document.budget_bytes
 }
 
 /// What is said of one variant, below a table of all.
@@ -283,7 +285,8 @@ impl Plan {
 /// time.
 #[pyfunction]
 #[pyo3(signature = (trace, budget=None, *, device=DeviceName::default(), device_file=None, planner="exact", cost="physical",
-                    cost_table=None, only=None, never=None, whole=false, world_size=1, allocator=None))]
+                    cost_table=None, only=None, never=None, whole=false, world_size=1, allocator=None, gap=None,
+                    time_limit=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn plan(
     py: Python<'_>,
@@ -299,9 +302,11 @@ pub(crate) fn plan(
     whole: bool,
     world_size: u64,
     allocator: Option<&str>,
+    gap: Option<f64>,
+    time_limit: Option<f64>,
 ) -> PyResult<Plan> {
     let Traces { names, steps } = Traces::of(trace)?;
-    let planner = option::planner(planner)?;
+    let planner = option::planner(planner, gap, time_limit)?;
     let target = target(&device.name, device_file, cost, cost_table, allocator)?;
     let budget = match budget {
         Some(budget) => option::size(budget)?,
@@ -315,11 +320,14 @@ pub(crate) fn plan(
     let given = steps.clone();
     let work = move |cancel| target.plan_each(&given, &Limits { cancel, ..limits }, planner, budget);
     let answers = interruptible(py, work)?.map_err(exception)?;
-    let unmet = (0..answers.len()).filter(|&at| answers[at].fit == Fit::Infeasible);
-    if let Some(at) = unmet.max_by_key(|&at| answers[at].replayed.peak) {
-        let words = answers[at].report(&steps[at]).text(Style::default());
-        let which = if names.len() > 1 { format!("Variant `{}`: ", names[at]) } else { String::new() };
-        return Err(infeasible(py, &(which + &words), budget, answers[at].replayed.peak));
+    let which = |at: usize| if names.len() > 1 { format!("Variant `{}`: ", names[at]) } else { String::new() };
+    let unmet = answers.iter().enumerate().filter_map(|(at, answer)| Some((answer.least_budget()?, at)));
+    if let Some((least, at)) = unmet.max() {
+        let words = answers[at].text(&steps[at], Style::default());
+        return Err(infeasible(py, &(which(at) + &words), budget, least));
+    }
+    for (at, warning) in answers.iter().enumerate().filter_map(|(at, answer)| Some((at, answer.warning()?))) {
+        warn(py, &(which(at) + &warning))?;
     }
     let variants = names.into_iter().zip(answers).zip(&steps).map(|((name, answer), step)| (name, &**step, answer));
     Plan::of_variants(variants.collect()).ok_or_else(Traces::none)

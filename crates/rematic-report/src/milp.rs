@@ -1,7 +1,8 @@
 use std::fmt::Write;
 
 use rematic_cost::Measured;
-use rematic_plan::{MilpChoice, MilpOutcome, PlanDocument, PlannedMoment, PlannedRegion, Replayed};
+use rematic_plan::{PlanDocument, PlannedMoment, PlannedRegion, Replayed};
+use rematic_torch::{MilpChoice, MilpOutcome};
 use rematic_trace::{Bytes, Millis, StepTrace};
 
 use crate::assumed::assumed_text;

@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use rematic_cost::{CostRule, Costs, Device, Devices};
 use rematic_fake::models::{BUILTIN, Model, Options};
 use rematic_memory::{Allocator, Timeline};
-use rematic_plan::{Explanation, Limits, StepStats};
+use rematic_plan::{Explanation, Limits};
 use rematic_report::{ExplanationReport, StatsReport, Style, devices_text, models_text};
+use rematic_torch::StepStats;
 
 const WIDTHS: [u16; 6] = [40, 60, 80, 100, 120, 160];
 /// Wide enough that nothing is left out.

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use rematic_cost::CostError;
 use rematic_fake::FakeError;
 use rematic_plan::{DocumentError, PlanError};
+use rematic_torch::TorchError;
 use rematic_trace::{Bytes, FileError};
-use rematic_tradeoff::TradeoffError;
 
 /// Anything that can go wrong between a source and a report.
 #[derive(Debug, thiserror::Error)]
@@ -32,9 +32,9 @@ pub enum Error {
     /// The problem cannot be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// No trade-offs for the milp planner.
+    /// Torch's planners have no answer.
     #[error(transparent)]
-    Tradeoff(#[from] TradeoffError),
+    Torch(#[from] TorchError),
     /// A budget that nothing fits.
     #[error("the budget is {found}; give the memory that the step may use, like 38GiB")]
     NoBudget {

@@ -19,30 +19,34 @@
 #[cfg(feature = "cli")]
 pub mod cli;
 mod error;
+mod milp;
 mod page;
 mod planning;
 mod source;
 mod target;
 
 pub use error::Error;
+pub use milp::{MilpAnswer, replay_milp};
 pub use page::{PageAnswer, PageOptions};
-pub use planning::{CurveAnswer, Fit, PlanAnswer, Planner};
+pub use planning::{CurveAnswer, Fit, MilpSettings, PlanAnswer, Planner};
 pub use rematic_cost::{CostError, CostRule, CostTable, Costs, Device, Devices, Measured, Signature, Signatures};
 pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
 pub use rematic_memory::{Allocator, Recording, Timeline};
 pub use rematic_plan::{
-    Baseline, Cancel, CategoryBytes, DocumentError, Explanation, Infeasible, Limits, MilpOptions, MilpOutcome,
-    ModuleGraph, ModuleStats, Outcome, Place, PlanDocument, PlanError, PlannedMoment, Problem, Remedy, RemedyKind,
-    Replayed, ResidentGroup, Solution, StepStats, Together, milp, optimal_policy, resident_groups,
+    Cancel, CategoryBytes, DocumentError, Explanation, Infeasible, Limits, Outcome, Place, PlanDocument, PlanError,
+    PlannedMoment, Problem, Remedy, RemedyKind, Replayed, ResidentGroup, Solution, Together, resident_groups,
 };
 pub use rematic_report::{
     ChromeTrace, CurvePoint, CurveReport, ExplanationReport, MilpReport, PlanReport, SavedPage, SavedReport,
     StatsReport, Style, Verdict, devices_json, devices_text, models_json, models_text, plan_html, plan_python,
     timeline_csv, trace_html, variants_html, variants_text, visible,
 };
+pub use rematic_torch::{
+    Baseline, MilpOptions, MilpOutcome, ModuleGraph, ModuleStats, StepStats, TorchError, Tradeoffs, milp,
+    optimal_policy,
+};
 pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
-pub use rematic_tradeoff::{TradeoffError, Tradeoffs};
 pub use source::Source;
 pub use target::{CostSource, StepReport, Target};
 

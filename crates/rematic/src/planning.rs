@@ -1,21 +1,54 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use rematic_cost::{Costs, Measured};
 use rematic_plan::{Limits, Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
-use rematic_report::{CurvePoint, CurveReport, PlanReport, Verdict};
+use rematic_report::{CurvePoint, CurveReport, MilpReport, PlanReport, Style, Verdict};
+use rematic_torch::MilpOutcome;
 use rematic_trace::{Bytes, Flops, Millis, StepTrace};
 
 use crate::error::Error;
+use crate::milp::MilpAnswer;
 use crate::target::Target;
 
 /// How to plan.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Planner {
     /// The least recomputation under which the replayed step fits.
     #[default]
     Exact,
     /// The most bytes per time first: the baseline.
     Greedy,
+    /// Torch's `sac_milp`: the least recomputation by its model of memory.
+    Milp(MilpSettings),
+}
+
+impl Planner {
+    /// The same planner with what only `milp` looks at.
+    ///
+    /// # Errors
+    /// If something is given to another planner, which would ignore it.
+    pub fn with(self, settings: MilpSettings) -> Result<Self, Error> {
+        let planner = match self {
+            Planner::Milp(_) => return Ok(Planner::Milp(settings)),
+            Planner::Exact => "exact",
+            Planner::Greedy => "greedy",
+        };
+        let given = [(settings.gap.is_some(), "--gap"), (settings.time_limit.is_some(), "--time-limit")];
+        match given.into_iter().find(|(given, _)| *given) {
+            Some((_, option)) => Err(Error::MilpOnly { option, planner }),
+            None => Ok(self),
+        }
+    }
+}
+
+/// How long torch's planner may try.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MilpSettings {
+    /// It stops at a plan that is proved to be at most this share slower than the best; `None` for 0.
+    pub gap: Option<f64>,
+    /// It stops after this time with the best plan found; `None` for 3 minutes, as torch.
+    pub time_limit: Option<Duration>,
 }
 
 /// Whether a step fits a budget.
@@ -34,7 +67,8 @@ pub enum Fit {
 pub struct PlanAnswer {
     /// Whether it fits.
     pub fit: Fit,
-    /// The plan; without regions if the step fits as it is, and the one with the lowest peak if no plan fits.
+    /// The plan; without regions if the step fits as it is. If no plan fits, the one with the lowest peak; without regions
+    /// from `milp`.
     pub document: PlanDocument,
     /// The step under that plan.
     pub replayed: Replayed,
@@ -44,12 +78,69 @@ pub struct PlanAnswer {
     pub recompute_flops: Flops,
     /// How much of the time was measured.
     pub measured: Option<Measured>,
+    /// What the planner `milp` says, by whose model the step fits or does not; `None` from the others.
+    pub milp: Option<MilpAnswer>,
 }
 
+/// The trace must be the one that was planned.
 impl PlanAnswer {
-    /// What the command line says about it. The trace must be the one that was planned.
+    /// What the command line says about it.
     #[must_use]
-    pub fn report<'a>(&'a self, trace: &'a StepTrace) -> PlanReport<'a> {
+    pub fn text(&self, trace: &StepTrace, style: Style) -> String {
+        match &self.milp {
+            Some(milp) => self.milp_report(trace, milp).text(style),
+            None => self.report(trace).text(style),
+        }
+    }
+
+    /// One JSON document, as the command line writes it.
+    #[must_use]
+    pub fn json(&self, trace: &StepTrace) -> String {
+        match &self.milp {
+            Some(milp) => self.milp_report(trace, milp).json(),
+            None => self.report(trace).json(),
+        }
+    }
+
+    /// The least budget that a plan meets, where none meets the one that was given.
+    #[must_use]
+    pub fn least_budget(&self) -> Option<Bytes> {
+        match &self.milp {
+            Some(MilpAnswer { outcome: MilpOutcome::Infeasible { least_budget, .. }, .. }) => Some(*least_budget),
+            _ => (self.fit == Fit::Infeasible).then_some(self.replayed.peak),
+        }
+    }
+
+    /// What there is to say if torch's model promises what the replay does not keep.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        let budget = self.document.budget_bytes;
+        let broken = self.milp.is_some() && self.fit != Fit::Infeasible && self.replayed.peak > budget;
+        broken.then(|| {
+            let above = self.replayed.peak.saturating_sub(budget);
+            format!(
+                "by torch's model the step fits {budget}, but replayed it is {above} above that, at {}: the planner milp \
+                 leaves out optimizer state, and its curves are fits; the planner exact plans by the replay",
+                self.replayed.peak
+            )
+        })
+    }
+
+    fn milp_report<'a>(&'a self, trace: &'a StepTrace, milp: &'a MilpAnswer) -> MilpReport<'a> {
+        MilpReport {
+            trace,
+            budget: self.document.budget_bytes,
+            baseline: milp.baseline,
+            step: self.document.step_ms,
+            outcome: &milp.outcome,
+            replayed_baseline: &milp.replayed_baseline,
+            replayed: (self.fit == Fit::Planned).then_some((&self.document, &self.replayed)),
+            moments: &self.moments,
+            measured: self.measured.as_ref(),
+        }
+    }
+
+    fn report<'a>(&'a self, trace: &'a StepTrace) -> PlanReport<'a> {
         PlanReport {
             trace,
             budget: self.document.budget_bytes,
@@ -90,7 +181,8 @@ impl Target {
     /// Finds what to drop and recompute so that the step fits a budget.
     ///
     /// # Errors
-    /// If the step cannot be costed, the limits leave nothing to plan or are cancelled, or the budget is zero.
+    /// If the step cannot be costed, the limits leave nothing to plan or are cancelled, or the budget is zero. The planner
+    /// `milp` does not take regions as a whole, and may run out of time.
     pub fn plan(
         &self,
         trace: &StepTrace,
@@ -101,14 +193,16 @@ impl Target {
         if budget == Bytes(0) {
             return Err(Error::NoBudget { found: budget });
         }
+        let search = match planner {
+            Planner::Exact => Problem::exact,
+            Planner::Greedy => Problem::greedy,
+            Planner::Milp(settings) => return self.milp(trace, limits, settings, budget),
+        };
         let costs = self.costs(trace)?;
         let cancel = limits.cancel.clone();
         let (problem, outcome) = cancel.catch(|| -> Result<_, Error> {
             let problem = self.problem(trace, &costs, limits)?;
-            let outcome = match planner {
-                Planner::Exact => problem.exact(budget),
-                Planner::Greedy => problem.greedy(budget),
-            };
+            let outcome = search(&problem, budget);
             Ok((problem, outcome))
         })??;
         let (fit, solution) = match outcome {
@@ -195,7 +289,7 @@ impl Target {
     }
 }
 
-fn answer(
+pub(crate) fn answer(
     fit: Fit,
     document: PlanDocument,
     replayed: Replayed,
@@ -209,5 +303,6 @@ fn answer(
         recompute_flops: replayed.recomputed.iter().map(|op| costs.flops()[op.index()]).sum(),
         replayed,
         measured: costs.measurements().cloned(),
+        milp: None,
     }
 }

@@ -2,8 +2,9 @@ use std::path::Path;
 
 use rematic_cost::{CostRule, CostTable, Costs, Device, Devices};
 use rematic_memory::{Allocator, Timeline};
-use rematic_plan::{Explanation, Limits, StepStats};
+use rematic_plan::{Explanation, Limits};
 use rematic_report::StatsReport;
+use rematic_torch::StepStats;
 use rematic_trace::{Bytes, StepTrace};
 
 use crate::error::Error;

@@ -1,9 +1,8 @@
 //! The needs of a problem with some of its regions.
 
-use rematic_tradeoff::Point;
-
 use super::{Pick, Tightening};
 use crate::problem::{Node, Problem};
+use crate::region::Point;
 
 /// The problem with some of the regions.
 pub(super) struct Case<'a> {

@@ -1,9 +1,8 @@
 //! The last touch on a solution that was found with few policies.
 
-use rematic_tradeoff::Point;
-
 use super::case::Case;
 use super::{Pick, TIE};
+use crate::region::Point;
 
 impl Case<'_> {
     /// Betters a solution that was put together from few policies: first each region, then each two neighbours get the

@@ -2,11 +2,10 @@
 
 use std::collections::HashMap;
 
-use rematic_tradeoff::{Frontier, Point};
-
 use super::case::Case;
 use super::rates::Rates;
 use super::{Pick, TIE};
+use crate::region::{Frontier, Point};
 
 /// Pairs that one run of the programme may look at. Where operators all take the same time per byte, very many
 /// combinations are nearly equal; then the run is repeated with few pairs and policies at each node, and the solution may

@@ -2,9 +2,8 @@
 
 use rematic_cost::Costs;
 use rematic_memory::{Checkpoint, Ledger, Regions};
-use rematic_plan::{Limits, Problem};
+use rematic_plan::{Candidate, Candidates, Limits, Pricing, Problem};
 use rematic_trace::{OpId, StepTrace};
-use rematic_tradeoff::{Candidate, Candidates, Pricing};
 
 /// Peak and time of recomputation of every plan.
 pub(crate) struct Plans(Vec<(u64, f64, Vec<Checkpoint>)>);

@@ -162,7 +162,7 @@ fn recomputation_is_the_planners_own() {
 
 /// The total after every operator, as torch's MemTracker counts it, and the operators' names.
 fn golden(name: &str) -> (Vec<String>, Vec<u64>, serde_json::Value) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.json.zst"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../rematic-torch/tests/golden/{name}.json.zst"));
     let text = zstd::decode_all(std::fs::read(path).unwrap().as_slice()).unwrap();
     let mut fixture: serde_json::Value = serde_json::from_slice(&text).unwrap();
     let column = |name: &str| fixture["timeline"][name].as_array().unwrap().clone();

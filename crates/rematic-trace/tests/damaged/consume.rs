@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
+use rematic::replay_milp;
 use rematic_cost::{CostRule, Costs, Device, ModuleTimes};
 use rematic_memory::{Allocator, Timeline};
-use rematic_plan::{
-    Explanation, Limits, MilpOptions, MilpOutcome, ModuleGraph, Outcome, PlanDocument, Problem, StepStats, milp,
-};
+use rematic_plan::{Explanation, Limits, Outcome, PlanDocument, Problem};
 use rematic_report::{ExplanationReport, StatsReport, Style};
+use rematic_torch::{MilpOptions, MilpOutcome, ModuleGraph, StepStats, Tradeoffs, milp};
 use rematic_trace::{Bytes, StepTrace};
-use rematic_tradeoff::Tradeoffs;
 
 /// Whether the bytes are a trace. Panics only if Rematic does, or if a result contradicts itself.
 pub(crate) fn consume(bytes: &[u8]) -> bool {
@@ -61,7 +60,7 @@ fn plan(trace: &StepTrace, costs: &Costs, stats: &StepStats, allocator: Allocato
     let graph = ModuleGraph::new(trace, stats, &tradeoffs);
     let budget = Bytes(graph.peak(1).0 / 10 * 9);
     if let Ok(MilpOutcome::Planned(plan)) = milp(&graph, &MilpOptions::new(budget)) {
-        let solution = problem.replay_milp(&plan, &tradeoffs).unwrap();
+        let solution = replay_milp(&problem, &plan, &tradeoffs).unwrap();
         let document = PlanDocument::new(&problem, &solution, budget, "h100");
         assert_eq!(document.checkpoints(trace, problem.regions()).unwrap(), solution.checkpoints);
     }

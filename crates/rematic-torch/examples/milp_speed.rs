@@ -1,15 +1,14 @@
 //! Times every stage of `milp` on the seed transformer with 32 layers (454 modules), whose plan for 30 GiB takes torch
 //! 183 s at a gap of 5 %:
 //!
-//!     cargo run --release -p rematic-plan --example milp_speed -- [layers] [world size] [budget…]
+//!     cargo run --release -p rematic-torch --example milp_speed -- [layers] [world size] [budget…]
 
 use std::time::Instant;
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
 use rematic_memory::{Allocator, Timeline};
-use rematic_plan::{MilpOptions, MilpOutcome, ModuleGraph, StepStats, milp};
-use rematic_tradeoff::Tradeoffs;
+use rematic_torch::{MilpOptions, MilpOutcome, ModuleGraph, StepStats, Tradeoffs, milp};
 
 #[allow(clippy::print_stdout)]
 fn main() -> Result<(), Box<dyn std::error::Error>> {

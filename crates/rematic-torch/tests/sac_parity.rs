@@ -1,6 +1,6 @@
 //! Regions of native models against what torch 2.15's SACEstimator says about the same models.
 //!
-//! `golden/*.json.zst` hold its `SACStats` and `SACTradeOffStats`, from `oracle/torch_tools.py`; the fits there are those of
+//! `sac_golden/*.json.zst` hold its `SACStats` and `SACTradeOffStats`, from `oracle/torch_tools.py`; the fits there are those of
 //! `pwlf`, which searches at random.
 //!
 //! One column is not the oracle's: `saved_autograd_ops`. Torch knows storages by their address, and a storage that gets
@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
 use rematic_memory::Allocator;
+use rematic_torch::{PiecewiseFit, SEGMENTS, SacStats, TradeoffCurve, Tradeoffs};
 use rematic_trace::{Millis, StepTrace};
-use rematic_tradeoff::{PiecewiseFit, SEGMENTS, SacStats, TradeoffCurve, Tradeoffs};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -57,17 +57,17 @@ fn golden(packed: &[u8]) -> Golden {
 
 fn seed_transformer() -> (StepTrace, Golden) {
     let trace = Model::builtin("seed-transformer").unwrap().trace().unwrap();
-    (trace, golden(include_bytes!("golden/seed-transformer.json.zst")))
+    (trace, golden(include_bytes!("sac_golden/seed-transformer.json.zst")))
 }
 
 fn gpt2() -> (StepTrace, Golden) {
     let options = Options { batch: Some(4), seq: Some(512), ..Options::default() };
     let trace = Model::builtin("gpt2").unwrap().with(&options).unwrap().trace().unwrap();
-    (trace, golden(include_bytes!("golden/gpt2.json.zst")))
+    (trace, golden(include_bytes!("sac_golden/gpt2.json.zst")))
 }
 
 /// The goldens' tensors are meta tensors, whose bytes torch's estimator does not round.
-fn tradeoffs(trace: &StepTrace) -> BTreeMap<String, rematic_tradeoff::Tradeoff> {
+fn tradeoffs(trace: &StepTrace) -> BTreeMap<String, rematic_torch::Tradeoff> {
     let costs = Costs::new(trace, &Device::find("a100-80").unwrap(), CostRule::Torch).unwrap();
     let all = Tradeoffs::new(trace, &costs, Allocator::Cpu).unwrap();
     all.iter().map(|(region, tradeoff)| (trace.path(region.module), tradeoff.clone())).collect()

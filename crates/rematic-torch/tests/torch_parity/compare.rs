@@ -5,7 +5,7 @@ use std::fmt::{Debug, Write};
 
 use rematic_cost::{CostRule, Costs, Device, ModuleTimes};
 use rematic_memory::{Allocator, ModuleMemory, Snapshot, Timeline};
-use rematic_plan::{ModuleStats, StepStats};
+use rematic_torch::{ModuleStats, StepStats};
 use rematic_trace::{Bytes, Millis, ModuleId, OpId, StepTrace};
 
 use crate::fixture::{ByCategory, CATEGORIES, Fixture, ModuleSaid, OpSaid, STATES, StatsSaid};

@@ -2,10 +2,10 @@
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_memory::Allocator;
+use rematic_torch::{SacFacts, SacRegion, SacStats};
 use rematic_trace::{
     Bytes, Category, Dtype, Flags, Layout, Module, ModuleId, OpRecord, Phase, StepTrace, StorageId, Tensor,
 };
-use rematic_tradeoff::{SacFacts, SacRegion, SacStats};
 
 /// A step of which only names, storages and flags matter.
 struct Step {

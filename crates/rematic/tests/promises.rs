@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
+use rematic::replay_milp;
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
 use rematic_memory::{Allocator, Timeline};
-use rematic_plan::{Limits, MilpOptions, MilpOutcome, ModuleGraph, Outcome, Problem, StepStats, milp};
+use rematic_plan::{Limits, Outcome, Problem};
+use rematic_torch::{MilpOptions, MilpOutcome, ModuleGraph, StepStats, Tradeoffs, milp};
 use rematic_trace::{Bytes, Millis, StepTrace};
-use rematic_tradeoff::Tradeoffs;
 
 /// Times that differ by a smaller share are equal: the planner adds them in another order than the replay.
 const SAME: f64 = 1e-9;
@@ -81,7 +82,7 @@ fn against_milp(problem: &Problem<'_>, trace: &StepTrace, costs: &Costs, world_s
         let mut options = MilpOptions::new(Bytes(graph.peak(world_size).0 / (2 * budgets) * (budgets + part)));
         options.world_size = world_size;
         let MilpOutcome::Planned(plan) = milp(&graph, &options).unwrap() else { return None };
-        let replayed = problem.replay_milp(&plan, &tradeoffs).unwrap().replayed;
+        let replayed = replay_milp(problem, &plan, &tradeoffs).unwrap().replayed;
         Some((replayed.peak, replayed.recompute))
     };
     (0..budgets).filter_map(planned).collect()
@@ -136,7 +137,7 @@ fn qwen() {
     keeps_its_promises("qwen3-8b", Some(4), 8, 6);
 }
 
-/// `cargo test --release -p rematic-plan --test promises -- --ignored`
+/// `cargo test --release -p rematic --test promises -- --ignored`
 #[test]
 #[ignore = "all layers, 20 budgets"]
 fn in_full() {

@@ -20,7 +20,18 @@ use std::collections::HashMap;
 use rematic_memory::{Region, births};
 use rematic_trace::{Event, OpId, StepTrace, StorageId};
 
-use crate::{Fate, Writes};
+use super::Writes;
+
+/// What may be done with the outputs of a bundle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// They must be saved: running again would change memory twice, or read it as it is not any more.
+    Store,
+    /// They cannot be kept: something changes them after the region has returned.
+    Recompute,
+    /// Either.
+    Free,
+}
 
 /// Operators of a region that are saved or recomputed together.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,9 +12,7 @@
 //! the order of time per byte. A pair is dropped if even the rest of the budget filled with fractions of the groups to
 //! come (Dantzig's bound) cannot bring it to what is already known to be reachable.
 
-use rematic_tradeoff::{Fate, OpGroups, SacStats};
-
-use crate::PlanError;
+use crate::{Fate, OpGroups, SacStats, TorchError};
 
 /// What to do with an operator's outputs; torch's `SACDecision`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,20 +28,23 @@ pub enum Decision {
 ///
 /// # Errors
 /// If `fraction` is not from 0 to 1, if what must be saved does not fit, or if the facts do not fit each other.
-pub fn optimal_policy(stats: &SacStats, fraction: f64) -> Result<Vec<Decision>, PlanError> {
+pub fn optimal_policy(stats: &SacStats, fraction: f64) -> Result<Vec<Decision>, TorchError> {
     if !(0.0..=1.0).contains(&fraction) {
-        return Err(PlanError::Fraction { found: fraction });
+        return Err(TorchError::Fraction { found: fraction });
     }
     let groups = OpGroups::new(stats)?;
     let (needed, allowed) = (needed(&groups), allowed(stats, fraction));
     if needed > allowed {
-        return Err(PlanError::PolicyTooSmall { needed, allowed, total: stats.total_memory().0 });
+        return Err(TorchError::PolicyTooSmall { needed, allowed, total: stats.total_memory().0 });
     }
     Ok(policy(stats, &groups, allowed))
 }
 
 /// As [`optimal_policy`], but where what must be saved takes more than the fraction, just that is saved.
-pub(crate) fn nearest_policy(stats: &SacStats, fraction: f64) -> Result<Vec<Decision>, PlanError> {
+///
+/// # Errors
+/// If the facts do not fit each other.
+pub fn nearest_policy(stats: &SacStats, fraction: f64) -> Result<Vec<Decision>, TorchError> {
     let groups = OpGroups::new(stats)?;
     let allowed = allowed(stats, fraction.clamp(0.0, 1.0)).max(needed(&groups));
     Ok(policy(stats, &groups, allowed))

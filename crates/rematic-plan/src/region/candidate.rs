@@ -4,7 +4,7 @@ use rematic_cost::Costs;
 use rematic_memory::{Ledger, Region, Regions, births};
 use rematic_trace::{Bytes, Event, Millis, OpId, StepTrace, StorageId};
 
-use crate::{Bundle, Fate, Lifetimes, Writes, bundles};
+use super::{Bundle, Fate, Lifetimes, Writes, bundles};
 
 /// Operators of a region that are saved or recomputed together.
 ///

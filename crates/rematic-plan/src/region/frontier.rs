@@ -1,6 +1,6 @@
 use rematic_trace::{Bytes, Millis};
 
-use crate::{Candidate, Item};
+use super::{Candidate, Item};
 
 /// More undominated policies than this are not kept one by one: see [`Frontier::is_exact`].
 const MOST_POINTS: usize = 3000;

@@ -1,16 +1,13 @@
 //! The planner `milp` against what torch 2.15's `sac_milp` says, and by hand.
 
-use std::collections::HashMap;
-
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
 use rematic_memory::{Allocator, Timeline};
-use rematic_plan::{
-    GraphModule, GraphTradeoff, Limits, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, ModuleGraph, PlanDocument,
-    PlanError, Problem, StepStats, milp,
+use rematic_torch::{
+    GraphModule, GraphTradeoff, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, ModuleGraph, StepStats, TorchError,
+    Tradeoffs, milp,
 };
-use rematic_trace::{Bytes, Millis, OpId};
-use rematic_tradeoff::Tradeoffs;
+use rematic_trace::{Bytes, Millis};
 
 /// As the oracle sees it: memory in CUDA's blocks, but operators' outputs unrounded, because they are on meta.
 fn graph(options: &Options) -> ModuleGraph {
@@ -62,60 +59,6 @@ fn at_0_8_gib_nothing_helps() {
         |budget| milp(&graph(&Options::default()), &MilpOptions { world_size: 4, ..MilpOptions::new(budget) }).unwrap();
     assert_eq!(planned(at(least_budget)).peak, least_budget);
     assert_eq!(at(Bytes(least_budget.0 - 1)), MilpOutcome::Infeasible { least_budget, module });
-}
-
-/// The shares become decisions about operators that keep no more than they say, and the replay counts them.
-#[test]
-fn plans_are_replayed() {
-    let trace = Model::builtin("seed-transformer").unwrap().trace().unwrap();
-    let costs = Costs::new(&trace, &Device::find("a100-80").unwrap(), CostRule::Torch).unwrap();
-    let stats = StepStats::new(&trace, &Timeline::replay(&trace, Allocator::Cuda), &costs);
-    let tradeoffs = Tradeoffs::new(&trace, &costs, Allocator::Cpu).unwrap();
-    let graph = ModuleGraph::new(&trace, &stats, &tradeoffs);
-    let problem = Problem::new(&trace, &costs, Limits { world_size: 4, ..Limits::default() }).unwrap();
-    for budget in ["1.6GiB", "1.2GiB", "1GiB"] {
-        let options = MilpOptions { world_size: 4, ..MilpOptions::new(budget.parse().unwrap()) };
-        let plan = planned(milp(&graph, &options).unwrap());
-        let solution = problem.replay_milp(&plan, &tradeoffs).unwrap();
-        assert_eq!(solution.replayed, problem.replay(&solution.checkpoints));
-        assert_eq!(solution.checkpoints.len(), plan.choices.len(), "{budget}");
-        assert!(solution.replayed.peak < problem.baseline().peak, "{budget}");
-        for (checkpoint, choice) in solution.checkpoints.iter().zip(&plan.choices) {
-            let region = &problem.regions().all()[checkpoint.region];
-            assert_eq!(trace.path(region.module), choice.fqn);
-            let (facts, tradeoff) = tradeoffs.iter().find(|(facts, _)| facts.call == region.call).unwrap();
-            let memory: HashMap<OpId, Bytes> =
-                facts.decided_ops(&trace).zip(tradeoff.stats.memory.iter().copied()).collect();
-            let kept: Bytes = checkpoint.saved.iter().map(|op| memory[op]).sum();
-            let allowed = (1.0 - choice.discard) * tradeoff.sac_memory.0 as f64;
-            assert!(kept.0 as f64 <= allowed.ceil(), "{budget}: {} keeps {kept}", choice.fqn);
-        }
-        // The document says the same, and reads back as the same.
-        let document = PlanDocument::new(&problem, &solution, options.budget, "a100-80");
-        assert_eq!(document.checkpoints(&trace, problem.regions()).unwrap(), solution.checkpoints);
-        assert_eq!(document.peak_bytes, solution.replayed.peak);
-    }
-}
-
-/// The same patterns mean the same modules to every planner.
-#[test]
-fn patterns_choose_modules() {
-    let trace = Model::builtin("seed-transformer").unwrap().trace().unwrap();
-    let costs = Costs::new(&trace, &Device::find("a100-80").unwrap(), CostRule::Torch).unwrap();
-    let of = |only: &[&str], never: &[&str]| {
-        let patterns = |list: &[&str]| list.iter().map(ToString::to_string).collect();
-        let limits = Limits { only: patterns(only), never: patterns(never), ..Limits::default() };
-        Problem::new(&trace, &costs, limits).map(|problem| problem.checkpointable())
-    };
-    assert_eq!(of(&[], &[]).unwrap().len(), 13);
-    assert_eq!(of(&["layers.?"], &["*.0", "*.3"]).unwrap(), ["Transformer.layers.1", "Transformer.layers.2"]);
-    assert_eq!(of(&["Transformer"], &[]).unwrap(), ["Transformer"]);
-    assert_eq!(of(&[], &["*"]).unwrap(), [""; 0]);
-    let error = of(&["layers.*", "layer.*"], &[]).unwrap_err().to_string();
-    assert!(error.starts_with("--only layer.* matches no module that can be checkpointed; these can be:\n"), "{error}");
-    assert!(error.ends_with("\n  layers.*  4×\n  layers.*.attention  4×\n  layers.*.feed_forward  4×"), "{error}");
-    let error = of(&[], &["LAYERS.*"]).unwrap_err().to_string();
-    assert!(error.starts_with("--never LAYERS.* matches"), "{error}");
 }
 
 /// Two layers in a root. Either layer can save 100 of its 120 bytes; the root as much as both.
@@ -224,7 +167,7 @@ fn settings_out_of_range_are_refused() {
     let mut graph = two_layers();
     graph.modules[1].parent = Some(2);
     let error = milp(&graph, &MilpOptions::new(Bytes(1))).unwrap_err();
-    assert!(matches!(error, PlanError::Graph { index: 1, .. }), "{error}");
+    assert!(matches!(error, TorchError::Graph { index: 1, .. }), "{error}");
 }
 
 #[test]

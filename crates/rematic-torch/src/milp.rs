@@ -43,21 +43,21 @@
 //! Module trees nest, and what is left after these steps is a chain of sums, which the module `chain` solves exactly in
 //! a millisecond or so. Where modules do not nest in the order of their returns, or `a_i ≥ 0` would be broken, the
 //! general solver `microlp` takes the perspective form as it stands (module `model`). Once `y` is known, the `f_i` are
-//! computed without any tolerance (module `refine`). The shares then become decisions about operators, which are
-//! replayed (module `decisions`).
+//! computed without any tolerance (module `refine`).
 
 mod chain;
 mod cost;
-mod decisions;
 mod model;
 mod refine;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rematic_trace::{Bytes, Millis};
 use serde::Serialize;
 
-use crate::{Cancel, ModuleGraph, PlanError};
+use crate::{ModuleGraph, TorchError};
 use model::Model;
 
 /// How the planner solves its model. Both ways give the best plan.
@@ -73,7 +73,7 @@ pub enum MilpMethod {
 }
 
 /// What the planner is asked for.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct MilpOptions {
     /// The most bytes that parameters, gradients, activations and their gradients may take at once.
     pub budget: Bytes,
@@ -89,8 +89,8 @@ pub struct MilpOptions {
     pub gap: f64,
     /// The general solver stops after this time with the best plan found.
     pub time_limit: Option<Duration>,
-    /// Ends planning early.
-    pub cancel: Cancel,
+    /// Ends planning early, without an answer, once somebody sets it.
+    pub cancelled: Arc<AtomicBool>,
 }
 
 /// Torch stops its solver after this time.
@@ -108,8 +108,12 @@ impl MilpOptions {
             method: MilpMethod::default(),
             gap: 0.0,
             time_limit: Some(TIME_LIMIT),
-            cancel: Cancel::default(),
+            cancelled: Arc::default(),
         }
+    }
+
+    fn check_cancelled(&self) -> Result<(), TorchError> {
+        if self.cancelled.load(Ordering::Relaxed) { Err(TorchError::Cancelled) } else { Ok(()) }
     }
 }
 
@@ -165,8 +169,8 @@ pub struct MilpChoice {
 ///
 /// # Errors
 /// If a setting is out of its range, if a unit is not a module, if the graph breaks a rule, if the time limit passes
-/// before any plan is found, or if the solver fails.
-pub fn milp(graph: &ModuleGraph, options: &MilpOptions) -> Result<MilpOutcome, PlanError> {
+/// before any plan is found, if the solver fails, or if it is cancelled.
+pub fn milp(graph: &ModuleGraph, options: &MilpOptions) -> Result<MilpOutcome, TorchError> {
     graph.check()?;
     check(options)?;
     let eligible = eligible(graph, options)?;
@@ -177,14 +181,14 @@ pub fn milp(graph: &ModuleGraph, options: &MilpOptions) -> Result<MilpOutcome, P
     let (missing, module) = model.shortage();
     let least_budget = Bytes(options.budget.0.saturating_add(missing.0.max(1)));
     if missing > Bytes(0) {
-        return Ok(MilpOutcome::Infeasible { least_budget: least(graph, options, &eligible, least_budget), module });
+        return Ok(MilpOutcome::Infeasible { least_budget: least(graph, options, &eligible, least_budget)?, module });
     }
     if options.method == MilpMethod::Chain
         && let Ok(chosen) = chain::solve(graph, &model)
     {
         let Some(chosen) = chosen else {
             return Ok(MilpOutcome::Infeasible {
-                least_budget: least(graph, options, &eligible, least_budget),
+                least_budget: least(graph, options, &eligible, least_budget)?,
                 module,
             });
         };
@@ -202,9 +206,8 @@ pub fn milp(graph: &ModuleGraph, options: &MilpOptions) -> Result<MilpOutcome, P
 
 /// The least budget that can be met, given one that none below can be. Found by halving, which takes some 30 runs of the
 /// chain; the given one if the chain does not apply.
-fn least(graph: &ModuleGraph, options: &MilpOptions, eligible: &[bool], bound: Bytes) -> Bytes {
+fn least(graph: &ModuleGraph, options: &MilpOptions, eligible: &[bool], bound: Bytes) -> Result<Bytes, TorchError> {
     let feasible = |budget: Bytes| {
-        options.cancel.check();
         let model = Model::new(graph, &MilpOptions { budget, ..options.clone() }, eligible);
         if model.needs.is_empty() {
             Some(true)
@@ -215,14 +218,15 @@ fn least(graph: &ModuleGraph, options: &MilpOptions, eligible: &[bool], bound: B
     let mut most = graph.peak(options.world_size);
     let mut least = bound;
     while least < most {
+        options.check_cancelled()?;
         let middle = Bytes(u64::midpoint(least.0, most.0));
         match feasible(middle) {
             Some(true) => most = middle,
             Some(false) => least = Bytes(middle.0 + 1),
-            None => return bound,
+            None => return Ok(bound),
         }
     }
-    least
+    Ok(least)
 }
 
 /// A plan that is the best if no lower bound is given.
@@ -286,25 +290,25 @@ fn whole(bytes: f64) -> Bytes {
     Bytes(bytes.round().max(0.0) as u64)
 }
 
-fn check(options: &MilpOptions) -> Result<(), PlanError> {
+fn check(options: &MilpOptions) -> Result<(), TorchError> {
     if options.world_size == 0 {
-        return Err(PlanError::no_devices());
+        return Err(TorchError::Setting { setting: "world_size", found: "0".to_owned(), needed: "at least 1" });
     }
     if !(0.0..1.0).contains(&options.gap) {
         let found = options.gap.to_string();
-        return Err(PlanError::Setting { setting: "gap", found, needed: "a number from 0 to below 1" });
+        return Err(TorchError::Setting { setting: "gap", found, needed: "a number from 0 to below 1" });
     }
     Ok(())
 }
 
 /// For each module, whether the user's units let it be checkpointed.
-fn eligible(graph: &ModuleGraph, options: &MilpOptions) -> Result<Vec<bool>, PlanError> {
+fn eligible(graph: &ModuleGraph, options: &MilpOptions) -> Result<Vec<bool>, TorchError> {
     let find = |setting: &'static str, name: &String| {
         graph
             .modules
             .iter()
             .position(|module| module.fqn == *name)
-            .ok_or_else(|| PlanError::UnknownModule { setting, name: name.clone() })
+            .ok_or_else(|| TorchError::UnknownModule { setting, name: name.clone() })
     };
     let mut eligible = vec![options.ac_units.is_none(); graph.modules.len()];
     for name in options.ac_units.iter().flatten() {

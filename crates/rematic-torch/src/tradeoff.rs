@@ -2,7 +2,7 @@ use rematic_cost::Costs;
 use rematic_memory::Allocator;
 use rematic_trace::{Bytes, Millis, ModuleId, StepTrace};
 
-use crate::{GreedyOrder, OpGroups, PiecewiseFit, SacFacts, SacRegion, SacStats, TradeoffCurve, TradeoffError};
+use crate::{GreedyOrder, OpGroups, PiecewiseFit, SacFacts, SacRegion, SacStats, TorchError, TradeoffCurve};
 
 /// The number of line segments that torch fits to a curve.
 pub const SEGMENTS: usize = 2;
@@ -29,7 +29,7 @@ impl Tradeoff {
     ///
     /// # Errors
     /// If the facts do not fit each other; see [`SacStats::check`].
-    pub fn new(stats: SacStats, segments: usize) -> Result<Self, TradeoffError> {
+    pub fn new(stats: SacStats, segments: usize) -> Result<Self, TorchError> {
         let groups = OpGroups::new(&stats)?;
         let order = GreedyOrder::new(&stats, &groups);
         let curve = TradeoffCurve::new(&stats, &groups, &order);
@@ -57,7 +57,7 @@ impl Tradeoffs {
     ///
     /// # Errors
     /// If the sizes of one region's outputs add up to more than 64 bits; no other error can come from a valid trace.
-    pub fn new(trace: &StepTrace, costs: &Costs, allocator: Allocator) -> Result<Self, TradeoffError> {
+    pub fn new(trace: &StepTrace, costs: &Costs, allocator: Allocator) -> Result<Self, TorchError> {
         let facts = SacFacts::new(trace, costs, allocator);
         let mut last_of_module = vec![None; trace.modules().len()];
         let mut regions = Vec::new();

@@ -1,15 +1,20 @@
-//! What each region of a step may drop and recompute, and what that costs.
+//! Torch's own answers about a step: those of `torch.distributed._tools`, under torch's names. What Rematic itself plans
+//! with is in `rematic-plan`, and neither uses the other.
+//!
+//! [`StepStats`] joins the measured memory ([`rematic_memory::Timeline`]) and the estimated time
+//! ([`rematic_cost::Costs`]) of a step into the table that `ilp_utils` calls `ModStats`.
 //!
 //! A [`SacRegion`] is one call of a module that has children. From a trace and its costs, [`SacFacts`] gives the
 //! [`SacStats`] of every region; from these follow the [`OpGroups`] that share one fate, the [`GreedyOrder`] in which they
 //! are best recomputed, the [`TradeoffCurve`] of time against memory, and the lines fitted to it ([`PiecewiseFit`]).
 //! [`Tradeoffs`] holds all of it for all regions. The names and numbers are those of torch's `SACEstimator`.
 //!
-//! [`Candidates`] and their exact [`Frontier`] are what the planner that replays works with.
+//! Two of torch's planners have their equal here: [`optimal_policy`] (`get_optimal_checkpointing_policy_per_module`) says
+//! which operators of one region to save, and [`milp()`] (`sac_milp`) which modules of a [`ModuleGraph`] to checkpoint.
 //!
 //! ```
 //! use rematic_trace::{Bytes, Millis};
-//! use rematic_tradeoff::{SacStats, Tradeoff};
+//! use rematic_torch::{SacStats, Tradeoff};
 //!
 //! let stats = SacStats {
 //!     func_names: ["mm", "relu", "mm"].map(String::from).to_vec(),
@@ -20,33 +25,31 @@
 //! let tradeoff = Tradeoff::new(stats, 2)?;
 //! let order: Vec<usize> = tradeoff.order.msps_meta.iter().map(|group| group.op_idx).collect();
 //! assert_eq!(order, [1, 0, 2]); // relu frees as much as mm in less time; the output is never worth it
-//! # Ok::<(), rematic_tradeoff::TradeoffError>(())
+//! # Ok::<(), rematic_torch::TorchError>(())
 //! ```
 
-mod bundle;
-mod candidate;
 mod curve;
 mod error;
 mod fit;
-mod frontier;
+mod graph;
 mod groups;
-mod lifetime;
+mod milp;
 mod order;
+mod policy;
 mod sac_region;
 mod sac_stats;
+mod stats;
 mod tradeoff;
-mod writes;
 
-pub use bundle::{Bundle, bundles, nearest_saved};
-pub use candidate::{Candidate, Candidates, Item, Pricing};
 pub use curve::{DISCARD_OFFSET, TradeoffCurve};
-pub use error::TradeoffError;
+pub use error::TorchError;
 pub use fit::PiecewiseFit;
-pub use frontier::{Frontier, Point};
+pub use graph::{GraphModule, GraphTradeoff, ModuleGraph};
 pub use groups::{Fate, OpGroup, OpGroups};
-pub use lifetime::Lifetimes;
+pub use milp::{MilpChoice, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, milp};
 pub use order::{GreedyOrder, Msps};
+pub use policy::{Decision, nearest_policy, optimal_policy};
 pub use sac_region::{ALWAYS_SKIPPED, SacFacts, SacRegion};
 pub use sac_stats::SacStats;
+pub use stats::{Baseline, ModuleStats, StepStats};
 pub use tradeoff::{SEGMENTS, Tradeoff, Tradeoffs};
-pub use writes::Writes;

@@ -1,10 +1,9 @@
 use std::collections::HashMap;
 
 use rematic_trace::{Bytes, Millis, ModuleId, StepTrace};
-use rematic_tradeoff::Tradeoffs;
 use serde::{Deserialize, Serialize};
 
-use crate::{PlanError, StepStats};
+use crate::{StepStats, TorchError, Tradeoffs};
 
 /// The modules of a step as torch's planner sees them: the nodes of its `Graph`, with the tree spelled out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -97,9 +96,9 @@ impl ModuleGraph {
     ///
     /// # Errors
     /// The first rule that a module breaks.
-    pub fn check(&self) -> Result<(), PlanError> {
+    pub fn check(&self) -> Result<(), TorchError> {
         for (index, module) in self.modules.iter().enumerate() {
-            let broken = |rule| Err(PlanError::Graph { index, fqn: module.fqn.clone(), rule });
+            let broken = |rule| Err(TorchError::Graph { index, fqn: module.fqn.clone(), rule });
             if module.parent.is_some_and(|parent| parent >= index) {
                 return broken("its parent must stand before it");
             }

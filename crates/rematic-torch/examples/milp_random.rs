@@ -1,10 +1,10 @@
 //! Writes random module graphs with the planner's answers, one JSON object a line, for `tests/milp_check.py`:
 //!
-//!     cargo run --release -p rematic-plan --example milp_random -- [count] [seed] [most modules] > graphs.jsonl
+//!     cargo run --release -p rematic-torch --example milp_random -- [count] [seed] [most modules] > graphs.jsonl
 
 use std::io::{self, BufWriter, Write};
 
-use rematic_plan::{GraphModule, GraphTradeoff, MilpMethod, MilpOptions, MilpOutcome, ModuleGraph, milp};
+use rematic_torch::{GraphModule, GraphTradeoff, MilpMethod, MilpOptions, MilpOutcome, ModuleGraph, milp};
 use rematic_trace::{Bytes, Millis};
 use serde::Serialize;
 

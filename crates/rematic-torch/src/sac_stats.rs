@@ -1,7 +1,7 @@
 use rematic_trace::{Bytes, Millis};
 use serde::{Deserialize, Serialize};
 
-use crate::TradeoffError;
+use crate::TorchError;
 
 /// What is known about the forward operators of one region, under the names of torch's `SACStats`.
 ///
@@ -58,11 +58,11 @@ impl SacStats {
     ///
     /// # Errors
     /// The first thing that does not fit.
-    pub fn check(&self) -> Result<(), TradeoffError> {
+    pub fn check(&self) -> Result<(), TorchError> {
         let ops = self.len();
         for (column, found) in [("runtimes", self.runtimes.len()), ("memory", self.memory.len())] {
             if found != ops {
-                return Err(TradeoffError::Length { ops, column, found });
+                return Err(TorchError::Length { ops, column, found });
             }
         }
         let indices = [
@@ -73,17 +73,17 @@ impl SacStats {
         let in_place = self.inplace_ops.iter().flat_map(|&(op, parent)| [("inplace_ops", op), ("inplace_ops", parent)]);
         let named = indices.iter().flat_map(|(column, list)| list.iter().map(move |&index| (*column, index)));
         if let Some((column, index)) = named.chain(in_place).find(|(_, index)| *index >= ops) {
-            return Err(TradeoffError::NoSuchOp { column, index, ops });
+            return Err(TorchError::NoSuchOp { column, index, ops });
         }
         if let Some(index) = self.runtimes.iter().position(|time| !time.0.is_finite() || time.0 < 0.0) {
             let name = self.func_names[index].clone();
-            return Err(TradeoffError::Runtime { index, name, found: self.runtimes[index].0 });
+            return Err(TorchError::Runtime { index, name, found: self.runtimes[index].0 });
         }
         self.memory
             .iter()
             .try_fold(0_u64, |sum, bytes| sum.checked_add(bytes.0))
             .map(|_| ())
-            .ok_or(TradeoffError::TooLarge { ops })
+            .ok_or(TorchError::TooLarge { ops })
     }
 }
 

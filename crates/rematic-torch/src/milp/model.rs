@@ -7,7 +7,10 @@ use microlp::{
 use rematic_trace::{Bytes, Millis};
 
 use super::{MilpOptions, whole};
-use crate::{ModuleGraph, PlanError};
+use crate::{ModuleGraph, TorchError};
+
+/// The solver cannot be cancelled while it runs, but it can be resumed: this is how long it runs at a time.
+const SLICE: Duration = Duration::from_millis(200);
 
 /// A module that may be checkpointed.
 #[derive(Debug)]
@@ -111,18 +114,12 @@ impl<'a> Model<'a> {
     }
 
     /// The best choice, or `None` if there is none.
-    pub(super) fn solve(&self, options: &MilpOptions) -> Result<Option<Solution>, PlanError> {
+    pub(super) fn solve(&self, options: &MilpOptions) -> Result<Option<Solution>, TorchError> {
         let written = Written::new(self);
-        let outcome = match solve_in_slices(&written.problem, options) {
-            Ok(outcome) => outcome,
-            Err(Error::Infeasible) => return Ok(None),
-            Err(error) => {
-                return Err(PlanError::Solver { modules: self.candidates.len(), reason: error.to_string() });
-            }
-        };
+        let Some(outcome) = self.solve_in_slices(&written.problem, options)? else { return Ok(None) };
         let SolveOutcome::Solution(found) = outcome else {
             let seconds = options.time_limit.unwrap_or(Duration::MAX).as_secs_f64();
-            return Err(PlanError::TimeLimit { budget: options.budget, seconds });
+            return Err(TorchError::TimeLimit { budget: options.budget, seconds });
         };
         let chosen: Vec<usize> =
             (0..self.candidates.len()).filter(|&index| found.var_value(written.columns[index].chosen) > 0.5).collect();
@@ -137,27 +134,33 @@ impl<'a> Model<'a> {
             chosen,
         }))
     }
-}
 
-/// The solver cannot be cancelled while it runs, but it can be resumed: this is how long it runs at a time.
-const SLICE: Duration = Duration::from_millis(200);
-
-fn solve_in_slices(problem: &Problem, options: &MilpOptions) -> Result<SolveOutcome, Error> {
-    let start = Instant::now();
-    let slice = || options.time_limit.map_or(SLICE, |limit| limit.saturating_sub(start.elapsed()).min(SLICE));
-    let mut settings = SolveOptions::default();
-    settings.mip_gap = options.gap;
-    settings.time_limit = Some(slice());
-    options.cancel.check();
-    let mut outcome = problem.solve_with(settings)?;
-    while outcome.termination_reason() == TerminationReason::TimeLimit && slice() > Duration::ZERO {
-        options.cancel.check();
-        let mut settings = ResumeOptions::default();
-        settings.mip_gap = Some(options.gap);
+    /// What the solver says; `None` if there is no choice.
+    fn solve_in_slices(&self, problem: &Problem, options: &MilpOptions) -> Result<Option<SolveOutcome>, TorchError> {
+        let start = Instant::now();
+        let slice = || options.time_limit.map_or(SLICE, |limit| limit.saturating_sub(start.elapsed()).min(SLICE));
+        let mut settings = SolveOptions::default();
+        settings.mip_gap = options.gap;
         settings.time_limit = Some(slice());
-        outcome = outcome.resume_with(settings)?;
+        options.check_cancelled()?;
+        let mut outcome = problem.solve_with(settings);
+        loop {
+            outcome = match outcome {
+                Ok(found) if found.termination_reason() == TerminationReason::TimeLimit && slice() > Duration::ZERO => {
+                    options.check_cancelled()?;
+                    let mut settings = ResumeOptions::default();
+                    settings.mip_gap = Some(options.gap);
+                    settings.time_limit = Some(slice());
+                    found.resume_with(settings)
+                }
+                Ok(found) => return Ok(Some(found)),
+                Err(Error::Infeasible) => return Ok(None),
+                Err(error) => {
+                    return Err(TorchError::Solver { modules: self.candidates.len(), reason: error.to_string() });
+                }
+            };
+        }
     }
-    Ok(outcome)
 }
 
 fn candidate(graph: &ModuleGraph, module: usize) -> Option<Candidate> {

@@ -1,10 +1,10 @@
 //! What changes in place decides what may be saved: steps written by hand.
 
 use rematic_memory::Regions;
+use rematic_plan::{Fate, Writes, bundles, nearest_saved};
 use rematic_trace::{
     Category, Dtype, Flags, Layout, Module, ModuleId, OpId, OpRecord, Parameter, Phase, StepTrace, StorageId, Tensor,
 };
-use rematic_tradeoff::{Fate, Writes, bundles, nearest_saved};
 
 /// A root that calls a child, which has a leaf and is the region that is looked at.
 struct Step {

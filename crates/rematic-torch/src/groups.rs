@@ -1,6 +1,6 @@
 use rematic_trace::{Bytes, Millis};
 
-use crate::{SacStats, TradeoffError};
+use crate::{SacStats, TorchError};
 
 /// What may be done with the outputs of a group of operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl OpGroups {
     ///
     /// # Errors
     /// If the facts do not fit each other; see [`SacStats::check`].
-    pub fn new(stats: &SacStats) -> Result<Self, TradeoffError> {
+    pub fn new(stats: &SacStats) -> Result<Self, TorchError> {
         stats.check()?;
         let mut heads = Heads((0..stats.len()).collect());
         for &(op, parent) in &stats.inplace_ops {

@@ -3,8 +3,7 @@
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::Model;
 use rematic_memory::Allocator;
-use rematic_plan::{Decision, PlanError, optimal_policy};
-use rematic_tradeoff::Tradeoffs;
+use rematic_torch::{Decision, TorchError, Tradeoffs, optimal_policy};
 
 /// Regions of up to 453 operators, with nine shares each.
 #[test]
@@ -18,7 +17,7 @@ fn more_memory_never_costs_more_time() {
             let fraction = f64::from(tenths) / 10.0;
             let policy = match optimal_policy(stats, fraction) {
                 Ok(policy) => policy,
-                Err(PlanError::PolicyTooSmall { .. }) if stats.force_store_random => continue,
+                Err(TorchError::PolicyTooSmall { .. }) if stats.force_store_random => continue,
                 Err(error) => panic!("{error}"),
             };
             let saved = || (0..stats.len()).filter(|&op| policy[op] == Decision::Save);

@@ -1,0 +1,16 @@
+//! What each region of a step may drop and recompute, and what that costs.
+//!
+//! [`bundles`] says which operators share one fate; from them follow the [`Candidate`] with its items, and the exact
+//! [`Frontier`] of memory against time.
+
+mod bundle;
+mod candidate;
+mod frontier;
+mod lifetime;
+mod writes;
+
+pub use bundle::{Bundle, Fate, bundles, nearest_saved};
+pub use candidate::{Candidate, Candidates, Item, Pricing};
+pub use frontier::{Frontier, Point};
+pub use lifetime::Lifetimes;
+pub use writes::Writes;
