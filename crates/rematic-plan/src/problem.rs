@@ -4,25 +4,15 @@ use std::collections::{BinaryHeap, HashMap};
 use std::sync::{Arc, OnceLock};
 
 use rematic_cost::Costs;
-<<<<<<< HEAD
 use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Recording, Regions, Schedule};
-use rematic_trace::{Bytes, Event, Millis, OpId, Phase, StepTrace};
-use rematic_tradeoff::{Candidate, Candidates, Frontier, Pricing};
-=======
-use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Recording, Regions, Snapshot, births, replay_checkpointed};
 use rematic_trace::{Bytes, CallId, Event, Millis, ModuleId, OpId, Phase, StepTrace};
->>>>>>> main
 
 use crate::cancel::Cancel;
 use crate::enumeration::Enumeration;
 use crate::error::PlanError;
 use crate::planner::Solution;
-<<<<<<< HEAD
-use crate::replayed::{PlannedMoment, Replayed, Replaying, Totals, first_forward};
-=======
 use crate::region::{Candidate, Candidates, Frontier, Pricing};
-use crate::replayed::{PlannedMoment, Replayed, first_forward};
->>>>>>> main
+use crate::replayed::{PlannedMoment, Replayed, Replaying, Totals, first_forward};
 use crate::selection::allowed;
 
 /// What may be planned, and what memory is counted.
@@ -237,10 +227,10 @@ impl<'a> Problem<'a> {
         Recording::new(&self.schedule(checkpoints))
     }
 
-<<<<<<< HEAD
     fn schedule<'s>(&'s self, checkpoints: &'s [Checkpoint]) -> Schedule<'s> {
         Schedule::planned(self.trace, &self.start, &self.regions, checkpoints)
-=======
+    }
+
     /// The full names of the modules that the limits let be checkpointed, each once, in the order of the model.
     #[must_use]
     pub fn checkpointable(&self) -> Vec<String> {
@@ -255,13 +245,6 @@ impl<'a> Problem<'a> {
     pub fn region_of(&self, call: CallId) -> Option<usize> {
         let mut regions = self.nodes.iter().map(|node| node.region);
         regions.find(|region| self.regions.all()[*region].call == call)
-    }
-
-    /// Devices among which parameters, gradients and optimizer state are spread.
-    #[must_use]
-    pub fn world_size(&self) -> u64 {
-        self.world_size
->>>>>>> main
     }
 
     /// What autograd would hold of a checkpointed region, and what of it is freed; nothing for a region that the limits
