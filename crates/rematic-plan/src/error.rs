@@ -87,6 +87,11 @@ pub enum PlanError {
 }
 
 impl PlanError {
+    pub(crate) fn sharded_already(world_size: u64) -> Self {
+        let needed = "1: the trace is the step of one rank of several, with its own share of everything already";
+        PlanError::Setting { setting: "world_size", found: world_size.to_string(), needed }
+    }
+
     pub(crate) fn no_devices() -> Self {
         PlanError::Setting { setting: "world_size", found: "0".to_owned(), needed: "at least 1" }
     }

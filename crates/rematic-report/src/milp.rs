@@ -81,7 +81,7 @@ impl<'a> MilpReport<'a> {
     /// A summary for people.
     #[must_use]
     pub fn text(&self, style: Style) -> String {
-        let mut text = style.paint(&self.trace.model, Tone::Strong) + "\n";
+        let mut text = style.paint(&self.trace.origin.model, Tone::Strong) + "\n";
         match self.outcome {
             MilpOutcome::Fits { peak } => {
                 let fits = style.paint("Fits as it is", Tone::Good);

@@ -127,7 +127,7 @@ impl PlanReport<'_> {
     /// A summary for people.
     #[must_use]
     pub fn text(&self, style: Style) -> String {
-        let mut text = style.paint(&self.trace.model, Tone::Strong) + "\n";
+        let mut text = style.paint(&self.trace.origin.model, Tone::Strong) + "\n";
         match &self.verdict {
             Verdict::Fits => {
                 let spare = self.budget.saturating_sub(self.baseline);

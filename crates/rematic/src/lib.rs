@@ -41,7 +41,7 @@ pub use rematic_report::{
     StatsReport, Style, Verdict, devices_json, devices_text, models_json, models_text, plan_html, plan_python,
     timeline_csv, trace_html, variants_html, variants_text, visible,
 };
-pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
+pub use rematic_trace::{Bytes, Category, DeviceKind, Dtype, FileError, Millis, Origin, Phase, StepTrace};
 pub use rematic_tradeoff::{TradeoffError, Tradeoffs};
 pub use source::Source;
 pub use target::{CostSource, StepReport, Target};
