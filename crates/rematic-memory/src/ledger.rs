@@ -1,17 +1,19 @@
-use rematic_trace::{Bytes, Category, Event, OpId, StepTrace, Storage, StorageId};
+use rematic_trace::{Bytes, Category, Event, OpId, Pool, StepTrace, Storage, StorageId};
 
 use crate::{Allocator, Life, Snapshot};
 
 /// Who holds which storage, and the bytes that are in use because of it.
 ///
 /// Each storage has one ordinary hold (there is a reference to it, or there is none) and a number of autograd holds
-/// (one per tensor that some operator saved). It is alive while it has any; its bytes count exactly then.
+/// (one per tensor that some operator saved). It is alive while it has any and is not released; its bytes count exactly
+/// then, if it lies on the device.
 ///
 /// [`Ledger::apply`] follows the events of a plain step. A replay under a plan calls the holds directly: a storage that
 /// is recomputed is simply held again.
 ///
 /// Every method takes constant time, allocates nothing, and ignores storages that the trace does not have. What never
-/// happened cannot be undone: dropping what is not held, or unsaving what is not saved, changes nothing.
+/// happened cannot be undone: dropping what is not held, unsaving what is not saved, or restoring what is not released,
+/// changes nothing.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     accounts: Vec<Account>,
@@ -27,11 +29,16 @@ struct Account {
     footprint: Bytes,
     saves: u32,
     held: bool,
+    released: bool,
     category: Category,
 }
 
 impl Account {
     fn is_alive(&self) -> bool {
+        self.is_referred_to() && !self.released
+    }
+
+    fn is_referred_to(&self) -> bool {
         self.held || self.saves > 0
     }
 
@@ -58,12 +65,17 @@ impl Ledger {
     pub fn with_sizes(trace: &StepTrace, allocator: Allocator, size: impl Fn(StorageId) -> Bytes) -> Self {
         let mut snapshot = Snapshot::default();
         let account = |(index, storage): (usize, &Storage)| {
-            let footprint = allocator.footprint(size(StorageId::new(index)));
+            let footprint = match storage.pool {
+                Pool::Device => allocator.footprint(size(StorageId::new(index))),
+                // It takes the host's memory, not the device's.
+                Pool::Pinned => Bytes(0),
+            };
             let held = storage.birth.is_none();
-            if held {
+            let account = Account { footprint, saves: 0, held, released: storage.released, category: storage.category };
+            if account.is_alive() {
                 snapshot.add(storage.category, footprint);
             }
-            Account { footprint, saves: 0, held, category: storage.category }
+            account
         };
         let accounts = trace.storages().iter().enumerate().map(account).collect();
         Ledger { accounts, snapshot, world_size: 1, journal: None }
@@ -85,7 +97,7 @@ impl Ledger {
     /// be there. See [`Ledger::copy_of`].
     #[must_use]
     pub fn with_copies(mut self) -> Self {
-        let unborn = |account: &Account| Account { saves: 0, held: false, ..*account };
+        let unborn = |account: &Account| Account { saves: 0, held: false, released: false, ..*account };
         self.accounts.extend_from_within(..);
         let copies = self.accounts.len() / 2;
         for account in &mut self.accounts[copies..] {
@@ -150,6 +162,16 @@ impl Ledger {
         self.change(storage, |account| account.saves = account.saves.saturating_sub(1));
     }
 
+    /// The bytes of the storage go, while those who hold it still do.
+    pub fn release(&mut self, storage: StorageId) {
+        self.change(storage, |account| account.released = account.is_referred_to());
+    }
+
+    /// The bytes of a released storage come back.
+    pub fn restore(&mut self, storage: StorageId) {
+        self.change(storage, |account| account.released = false);
+    }
+
     /// The storage is from now on counted in another category.
     pub fn recategorize(&mut self, storage: StorageId, category: Category) {
         let Some(account) = self.accounts.get_mut(storage.index()) else { return };
@@ -186,7 +208,7 @@ impl Ledger {
         }
     }
 
-    /// Follows one event of the plain step. The calls of modules hold nothing by themselves.
+    /// Follows one event of the plain step. The calls of modules, streams and micro-batches hold nothing by themselves.
     pub fn apply(&mut self, trace: &StepTrace, event: Event) {
         match event {
             Event::Op(op) => self.run(trace, op),
@@ -198,7 +220,10 @@ impl Ledger {
                 }
             }
             Event::Recategorize(storage, category) => self.recategorize(storage, category),
+            Event::Release(storage) => self.release(storage),
+            Event::Restore(storage) => self.restore(storage),
             Event::Return(_) | Event::Enter(_) | Event::Exit(_) | Event::EnterBackward(_) | Event::ExitBackward(_) => {}
+            Event::Wait { .. } | Event::MicroBatch(_) => {}
         }
     }
 

@@ -5,7 +5,7 @@
 //! looks like before, at the highest point of and after its forward and its backward.
 //!
 //! A storage is in use from its birth, or from the start of the step, until it has no ordinary reference **and** no
-//! operator that saved it for autograd holds it any more. The [`Ledger`] is that rule and nothing else; whatever
+//! operator that saved it for autograd holds it any more; but not while its bytes are released. The [`Ledger`] is that rule and nothing else; whatever
 //! replays a step in another order (a checkpointing plan) drives the same ledger.
 //!
 //! ```
@@ -47,6 +47,7 @@ mod module;
 mod peak;
 mod recording;
 mod region;
+mod release;
 mod resident;
 mod snapshot;
 mod timeline;

@@ -49,6 +49,9 @@ impl Timeline {
                 Event::Drop(_) | Event::Return(_) | Event::Unsave(_) | Event::Recategorize(..) => {
                     ledger.apply(trace, event)
                 }
+                Event::Release(_) | Event::Restore(_) | Event::Wait { .. } | Event::MicroBatch(_) => {
+                    ledger.apply(trace, event)
+                }
             }
         }
         Timeline {

@@ -122,10 +122,10 @@ impl PlanDocument {
         PlanDocument {
             format: PLAN_FORMAT.to_owned(),
             version: SINGLE_VERSION,
-            source: trace.model.clone(),
+            source: trace.origin.model.clone(),
             name: String::new(),
             opening: Vec::new(),
-            facts: trace.facts.clone(),
+            facts: trace.origin.facts(),
             device: device.to_owned(),
             world_size: problem.world_size(),
             budget_bytes: budget,

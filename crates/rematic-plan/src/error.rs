@@ -18,4 +18,13 @@ pub enum PlanError {
     /// Somebody wanted no answer any more.
     #[error("planning was cancelled; plan again for an answer")]
     Cancelled,
+    /// A step of one rank is to be spread over others once more.
+    #[error(
+        "world_size is {world_size}; give 1: the trace is the step of one rank of several, with its own share of everything \
+         already"
+    )]
+    ShardedAlready {
+        /// What was asked for.
+        world_size: u64,
+    },
 }

@@ -113,7 +113,7 @@ impl Explanation {
         found.sort_by(|(a, _), (b, _)| a.dearness().total_cmp(&b.dearness()).then(b.freed_bytes.cmp(&a.freed_bytes)));
         let together = together(&found, trace, loss.as_ref(), highest);
         Ok(Explanation {
-            model: trace.model.clone(),
+            model: trace.origin.model.clone(),
             world_size,
             peak_bytes: plain.bytes,
             at: Place::new(trace, loss.as_ref(), plain.at),

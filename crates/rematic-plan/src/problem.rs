@@ -128,10 +128,13 @@ impl<'a> Problem<'a> {
     /// Looks at all regions of a step. The trace must be valid.
     ///
     /// # Errors
-    /// If there is no device, or a pattern that nothing matches.
+    /// If there is no device, a pattern that nothing matches, or the step of one rank is to be spread again.
     pub fn new(trace: &'a StepTrace, costs: &'a Costs, limits: Limits) -> Result<Self, PlanError> {
         if limits.world_size == 0 {
             return Err(PlanError::NoDevices);
+        }
+        if limits.world_size > 1 && trace.place.ranks() != Some(1) {
+            return Err(PlanError::ShardedAlready { world_size: limits.world_size });
         }
         let regions = Regions::new(trace);
         let ledger = Ledger::new(trace, limits.allocator).sharded(limits.world_size);

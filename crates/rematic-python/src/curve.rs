@@ -126,5 +126,5 @@ pub(crate) fn curve(
     let step = Arc::clone(&trace.step);
     let answer = interruptible(py, move |cancel| target.curve(&step, Limits { cancel, ..limits }, points, || {}))?
         .map_err(exception)?;
-    Ok(Curve { answer, model: trace.step.model.clone() })
+    Ok(Curve { answer, model: trace.step.origin.model.clone() })
 }

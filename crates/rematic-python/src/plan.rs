@@ -3,7 +3,9 @@ use std::path::{Path, PathBuf};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rematic::{Bytes, Fit, Limits, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Verdict, variants_text};
+use rematic::{
+    Bytes, Fit, Limits, Origin, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Verdict, variants_text,
+};
 use rematic_plan::Choice;
 
 use crate::device::{DeviceName, no_budget_for_host};
@@ -83,7 +85,7 @@ impl Plan {
 
     fn text_of(document: &PlanDocument) -> String {
         let mut trace = StepTrace::new(&document.source);
-        trace.facts.clone_from(&document.facts);
+        trace.origin = Origin::from_facts(&document.source, &document.facts);
         let report = PlanReport {
             trace: &trace,
             budget: document.budget_bytes,

@@ -5,7 +5,7 @@ use rematic_memory::{Allocator, Timeline};
 use rematic_plan::{Explanation, Limits};
 use rematic_report::StatsReport;
 use rematic_torch::StepStats;
-use rematic_trace::{Bytes, StepTrace};
+use rematic_trace::{Bytes, DeviceKind, StepTrace};
 
 use crate::error::Error;
 
@@ -91,11 +91,13 @@ impl Target {
         self.allocator.unwrap_or_else(|| Self::default_allocator(trace))
     }
 
-    /// CUDA's allocator, unless the step has the fact `device` with the value `cpu`.
+    /// CUDA's allocator, unless the step was traced for the CPU.
     #[must_use]
     pub fn default_allocator(trace: &StepTrace) -> Allocator {
-        let on_cpu = trace.facts.iter().any(|(name, value)| name == "device" && value == "cpu");
-        if on_cpu { Allocator::Cpu } else { Allocator::Cuda }
+        match trace.origin.device {
+            Some(DeviceKind::Cpu) => Allocator::Cpu,
+            Some(DeviceKind::Cuda) | None => Allocator::Cuda,
+        }
     }
 }
 

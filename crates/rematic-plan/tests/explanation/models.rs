@@ -35,7 +35,7 @@ fn sharding_is_the_planners_baseline() {
         let problem = Problem::new(&trace, &costs, Limits { world_size: 8, ..Limits::default() }).unwrap();
         let explanation = explain(&trace);
         let sharded = remedy(&explanation, RemedyKind::Sharding).unwrap();
-        assert_eq!(sharded.peak_bytes, problem.baseline().peak, "{}", trace.model);
+        assert_eq!(sharded.peak_bytes, problem.baseline().peak, "{}", trace.origin.model);
     }
 }
 
@@ -124,7 +124,7 @@ fn a_chunked_loss_is_what_the_sizes_say() {
     {
         let explanation = explain(&trace);
         let found = remedy(&explanation, RemedyKind::ChunkedLoss).unwrap();
-        assert_eq!(found.peak_bytes, chunked(&trace, elements), "{}", trace.model);
+        assert_eq!(found.peak_bytes, chunked(&trace, elements), "{}", trace.origin.model);
     }
 }
 

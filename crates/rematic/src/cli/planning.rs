@@ -86,7 +86,7 @@ pub(crate) fn curve(arguments: &CurveArguments, warnings: Warnings) -> Result<An
     let found = target.curve(&trace, limits(&arguments.limits), arguments.points as usize, || bar.inc(1));
     bar.finish_and_clear();
     let found = found?;
-    let report = found.report(&trace.model);
+    let report = found.report(&trace.origin.model);
     let text = if arguments.limits.json { report.json() } else { report.text(style(&std::io::stdout())) };
     Ok(Answer { text, code: 0 })
 }
