@@ -108,6 +108,9 @@ class Trace:
     def name(self) -> str:
         """What was traced."""
     @property
+    def device(self) -> str | None:
+        """The kind of device that it was traced for: `cpu` or `cuda`, if it says so."""
+    @property
     def facts(self) -> dict[str, str]:
         """How it was traced."""
     @property

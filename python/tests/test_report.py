@@ -44,7 +44,7 @@ def document(page):
 @pytest.fixture(scope="module")
 def hostile(seed):
     trace = json.loads(seed.to_bytes())
-    trace["model"] = EVIL
+    trace["origin"]["model"] = EVIL
     trace["names"] = [EVIL + name for name in trace["names"]]
     return rematic.Trace.from_bytes(json.dumps(trace).encode())
 

@@ -81,8 +81,9 @@ def test_types_are_also_spelled_as_in_torch():
 
 def test_memory_is_rounded_as_the_step_says(small):
     document = json.loads(small.to_bytes())
-    document["facts"] += [["device", "cpu"]]
+    document["origin"]["device"] = "cpu"
     on_cpu = rematic.Trace.from_bytes(json.dumps(document).encode())
+    assert (on_cpu.device, small.device) == ("cpu", None)
     assert on_cpu.peak() == small.peak("cpu")
     assert rematic.plan(on_cpu, "70GiB").baseline_peak == small.peak("cpu")
     assert on_cpu.peak("cuda") == small.peak()

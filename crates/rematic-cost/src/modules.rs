@@ -86,6 +86,7 @@ fn by_window(trace: &StepTrace, costs: &Costs) -> ModuleTimes {
             Event::Enter(call) | Event::EnterBackward(call) => windows.begin(call),
             Event::Exit(call) | Event::ExitBackward(call) => windows.end(call),
             Event::Drop(_) | Event::Return(_) | Event::Unsave(_) | Event::Recategorize(..) => {}
+            Event::Release(_) | Event::Restore(_) | Event::Shrink(..) | Event::Wait { .. } | Event::MicroBatch(_) => {}
         }
         if ends.next_if_eq(&row).is_some() {
             windows.end_all();

@@ -127,7 +127,12 @@ fn wrong_values_are_named_with_file_device_and_field() {
     for (right, wrong, field, found) in [
         ("= 1000", "= \"fast\"", "dram_gb_per_s", "string \"fast\", expected f64"),
         ("100.5", "true", "tflops.bf16", "boolean `true`, expected f64"),
-        ("= { f32 = 10, bf16 = 100.5 }", "= 5", "tflops", "integer `5`, expected a table such as { f32 = 19.5, bf16 = 312 }"),
+        (
+            "= { f32 = 10, bf16 = 100.5 }",
+            "= 5",
+            "tflops",
+            "integer `5`, expected a table such as { f32 = 19.5, bf16 = 312 }",
+        ),
     ] {
         let message = error(&GOOD.replace(right, wrong));
         assert_eq!(message, format!("my.toml: device `mine`: `{field}`: invalid type: {found}"));

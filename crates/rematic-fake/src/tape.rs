@@ -75,7 +75,7 @@ impl Tape {
 
     /// Notes a fact about the run in the trace.
     pub fn fact(&self, name: &str, value: impl std::fmt::Display) {
-        self.with(|state| state.trace.fact(name, value));
+        self.with(|state| state.trace.origin.note(name, value));
     }
 
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut State) -> R) -> R {

@@ -1,4 +1,4 @@
-use rematic_trace::{CallId, Category, OpId, StorageId};
+use rematic_trace::{Bytes, CallId, Category, OpId, StorageId, StreamId};
 
 use crate::Ledger;
 
@@ -42,10 +42,21 @@ pub enum Action {
     Refer(BufferId),
     /// A buffer that was counted in this category is counted in another from now on.
     Recategorize(BufferId, Category),
+    /// A buffer that took so many bytes keeps fewer of them.
+    Shrink(BufferId, Bytes),
     /// An operator begins; what it makes is allocated next.
     Launch(Ran),
     /// An operator has run.
     Run(Ran),
+    /// What is queued on a stream from now on begins after all that was queued on another one so far.
+    Wait {
+        /// The stream that waits.
+        stream: StreamId,
+        /// The stream that it waits for.
+        on: StreamId,
+    },
+    /// The next micro-batch begins.
+    MicroBatch(u32),
     /// A module's forward begins.
     Enter(CallId),
     /// A module's forward returns.

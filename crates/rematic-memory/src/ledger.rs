@@ -1,4 +1,4 @@
-use rematic_trace::{Bytes, Category, StepTrace, Storage, StorageId};
+use rematic_trace::{Bytes, Category, Pool, StepTrace, Storage, StorageId};
 
 use crate::action::{Action, BufferId};
 use crate::{Allocator, Snapshot};
@@ -6,15 +6,18 @@ use crate::{Allocator, Snapshot};
 /// Who holds which buffer, and the bytes that are in use because of it.
 ///
 /// Each buffer has one ordinary hold (there is a reference to it, or there is none) and a number of other holds: one per
-/// tensor in it that autograd or a checkpoint keeps. It is alive while it has any; its bytes count exactly then.
+/// tensor in it that autograd or a checkpoint keeps. It is alive while it has any and is not released; its bytes count
+/// exactly then, if it lies on the device.
 ///
 /// Every change takes constant time, allocates nothing, and ignores buffers that the step does not have. What never
-/// happened cannot be undone: dropping what is not held, or unsaving what is not saved, changes nothing.
+/// happened cannot be undone: dropping what is not held, unsaving what is not saved, or restoring what is not released,
+/// changes nothing.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     accounts: Vec<Account>,
     snapshot: Snapshot,
     storages: usize,
+    allocator: Allocator,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -22,11 +25,16 @@ struct Account {
     footprint: Bytes,
     saves: u32,
     held: bool,
+    released: bool,
     category: Category,
 }
 
 impl Account {
     fn is_alive(&self) -> bool {
+        self.is_referred_to() && !self.released
+    }
+
+    fn is_referred_to(&self) -> bool {
         self.held || self.saves > 0
     }
 }
@@ -35,7 +43,7 @@ impl Ledger {
     /// The state before the step: the storages that exist then are held, all others are not born.
     #[must_use]
     pub fn new(trace: &StepTrace, allocator: Allocator) -> Self {
-        Ledger::with_sizes(trace, allocator, |storage| Bytes(trace.storages()[storage.index()].bytes))
+        Ledger::with_sizes(trace, allocator, |storage| Bytes(trace.storages()[storage.index()].own_bytes()))
     }
 
     /// The same with other sizes than the trace has, as requested from the allocator: what if a storage were smaller?
@@ -43,15 +51,20 @@ impl Ledger {
     pub fn with_sizes(trace: &StepTrace, allocator: Allocator, size: impl Fn(StorageId) -> Bytes) -> Self {
         let mut snapshot = Snapshot::default();
         let account = |(index, storage): (usize, &Storage)| {
-            let footprint = allocator.footprint(size(StorageId::new(index)));
+            let footprint = match storage.pool {
+                Pool::Device => allocator.footprint(size(StorageId::new(index))),
+                // It takes the host's memory, not the device's.
+                Pool::Pinned => Bytes(0),
+            };
             let held = storage.birth.is_none();
-            if held {
+            let account = Account { footprint, saves: 0, held, released: storage.released, category: storage.category };
+            if account.is_alive() {
                 snapshot.add(storage.category, footprint);
             }
-            Account { footprint, saves: 0, held, category: storage.category }
+            account
         };
         let accounts: Vec<_> = trace.storages().iter().enumerate().map(account).collect();
-        Ledger { storages: accounts.len(), accounts, snapshot }
+        Ledger { storages: accounts.len(), accounts, snapshot, allocator }
     }
 
     /// Makes room for a copy of every storage, which recomputation makes anew while the first may still be there.
@@ -59,7 +72,7 @@ impl Ledger {
         self.accounts.truncate(self.storages);
         self.accounts.extend_from_within(..);
         for account in &mut self.accounts[self.storages..] {
-            *account = Account { saves: 0, held: false, ..*account };
+            *account = Account { saves: 0, held: false, released: false, ..*account };
         }
     }
 
@@ -135,6 +148,29 @@ impl Ledger {
     /// It lets go of one tensor in the buffer.
     pub(crate) fn unsave(&mut self, buffer: BufferId) -> Option<Action> {
         self.change(buffer, |account| account.saves = account.saves.saturating_sub(1))
+    }
+
+    /// The bytes of the buffer go, while those who hold it still do.
+    pub(crate) fn release(&mut self, buffer: BufferId) -> Option<Action> {
+        self.change(buffer, |account| account.released = account.is_referred_to())
+    }
+
+    /// The bytes of a released buffer come back.
+    pub(crate) fn restore(&mut self, buffer: BufferId) -> Option<Action> {
+        self.change(buffer, |account| account.released = false)
+    }
+
+    /// The buffer keeps only so many of its bytes.
+    pub(crate) fn shrink(&mut self, buffer: BufferId, bytes: Bytes) -> Option<Action> {
+        let footprint = self.allocator.footprint(bytes);
+        let account = self.accounts.get_mut(buffer.index())?;
+        let before = account.footprint;
+        account.footprint = footprint.min(before);
+        account.is_alive().then(|| {
+            self.snapshot.subtract(account.category, before);
+            self.snapshot.add(account.category, account.footprint);
+            Action::Shrink(buffer, before)
+        })
     }
 
     /// The buffer is from now on counted in another category.

@@ -144,7 +144,7 @@ impl Observer for Recorder {
             Action::Alloc(buffer) => self.begin(buffer, ledger),
             Action::Free(buffer) => self.end(buffer),
             Action::Refer(buffer) => self.refer(buffer, ledger),
-            Action::Recategorize(buffer, _) => {
+            Action::Recategorize(buffer, _) | Action::Shrink(buffer, _) => {
                 self.end(buffer);
                 self.begin(buffer, ledger);
             }

@@ -2,6 +2,8 @@ use std::ops::Range;
 
 use rematic_trace::{CallId, Category, Event, ModuleId, OpId, Phase, StepTrace, StorageId};
 
+use crate::release::Releases;
+
 /// One call of a module that has children, seen as a unit that can be checkpointed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
@@ -43,7 +45,8 @@ impl Region {
     }
 }
 
-/// All regions of a step that checkpointing can change: those whose backward needs something that they save.
+/// All regions of a step that checkpointing can change: those whose backward needs something that they save, and whose
+/// forward can run again as it is ([`Releases`]).
 #[derive(Clone, Debug)]
 pub struct Regions {
     all: Vec<Region>,
@@ -63,6 +66,7 @@ impl Regions {
         }
         let spans = spans(trace, &has_children);
         let triggers = triggers(trace, &spans);
+        let releases = Releases::new(trace);
         let mut stamps = vec![u32::MAX; trace.storages().len()];
         let mut all = Vec::new();
         // Regions that drop out because nothing in them is saved have no use for their children either.
@@ -73,11 +77,11 @@ impl Regions {
             let Some(stop) = span.ops.clone().rev().find(saving) else { continue };
             let stop_op = OpId::new(stop);
             let born_there = |storage: StorageId| trace.storages()[storage.index()].birth == Some(stop_op);
-            kept[index] = Some(all.len());
-            all.push(Region {
+            let parent = span.parent.and_then(|parent| kept[parent]);
+            let region = Region {
                 call: span.call,
                 module: trace.call(span.call).module,
-                parent: span.parent.and_then(|parent| kept[parent]),
+                parent,
                 inputs: inputs(trace, span, &mut stamps, u32::try_from(index).unwrap_or(u32::MAX - 1)),
                 stop: stop_op,
                 stop_runs: trace.saves(&trace.ops()[stop]).iter().any(|tensor| born_there(tensor.storage)),
@@ -85,7 +89,14 @@ impl Regions {
                 ops: span.ops.clone(),
                 events: span.events.clone(),
                 trigger,
-            });
+            };
+            // What lies inside one that is ruled out lies inside the next one around it.
+            kept[index] = if releases.rule_out(trace, &region) {
+                parent
+            } else {
+                all.push(region);
+                Some(all.len() - 1)
+            };
         }
         let mut innermost = vec![None; trace.ops().len()];
         for (index, region) in all.iter().enumerate() {

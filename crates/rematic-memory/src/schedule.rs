@@ -14,7 +14,7 @@
 //! - What the policy saves at or behind the stop is never handed back: it stays in the cache until the region's backward
 //!   is over.
 
-use rematic_trace::{Event, OpId, StepTrace, StorageId};
+use rematic_trace::{Bytes, Event, OpId, StepTrace, StorageId};
 
 use crate::action::{Action, BufferId, Observer, Ran};
 use crate::region::needs;
@@ -178,6 +178,13 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
                 Event::Recategorize(storage, category) => {
                     self.on(storage.into(), |ledger, buffer| ledger.recategorize(buffer, category))
                 }
+                Event::Release(storage) => self.on(storage.into(), Ledger::release),
+                Event::Restore(storage) => self.on(storage.into(), Ledger::restore),
+                Event::Shrink(storage, bytes) => {
+                    self.on(storage.into(), |ledger, buffer| ledger.shrink(buffer, Bytes(bytes)))
+                }
+                Event::Wait { stream, on } => self.act(Action::Wait { stream, on }),
+                Event::MicroBatch(index) => self.act(Action::MicroBatch(index)),
                 Event::Enter(call) => self.act(Action::Enter(call)),
                 Event::Exit(call) => self.act(Action::Exit(call)),
                 Event::EnterBackward(call) => self.act(Action::EnterBackward(call)),

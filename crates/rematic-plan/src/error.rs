@@ -1,10 +1,17 @@
+use rematic_layout::EvenShards;
+
 /// Why there is no answer. That a step cannot be made to fit is an answer, not an error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// Nowhere to run.
-    #[error("world_size is 0; give at least 1")]
-    NoDevices,
+    /// A step that cannot be spread over so many ranks.
+    #[error("world_size is {ranks}; give {}", needed(*.why))]
+    Ranks {
+        /// How many were asked for.
+        ranks: u64,
+        /// Why it cannot.
+        why: EvenShards,
+    },
     /// A pattern that nothing matches.
     #[error("{setting} {pattern} matches no module that can be checkpointed; {known}")]
     NoMatch {
@@ -18,4 +25,14 @@ pub enum PlanError {
     /// Somebody wanted no answer any more.
     #[error("planning was cancelled; plan again for an answer")]
     Cancelled,
+}
+
+fn needed(why: EvenShards) -> &'static str {
+    match why {
+        EvenShards::NoRanks => "at least 1",
+        EvenShards::TooManyRanks => "at most 4294967295",
+        EvenShards::ShardedAlready => {
+            "1: the trace is the step of one rank of several, with its own share of everything already"
+        }
+    }
 }

@@ -12,7 +12,8 @@ mod rules;
 mod scenario;
 
 use rematic_cost::{Costs, Device};
-use rematic_memory::Snapshot;
+use rematic_layout::even_shards;
+use rematic_memory::{Highest, Snapshot};
 use rematic_trace::{Bytes, Category, Millis, StepTrace};
 use serde::Serialize;
 
@@ -25,7 +26,7 @@ use crate::problem::{Limits, Problem};
 use flow::Flow;
 use loss::Loss;
 use remedy::Proposal;
-use scenario::{Change, Highest, replay};
+use scenario::{Change, replay};
 
 /// A remedy that frees a smaller share of the peak is not worth a line.
 const WORTH_A_LINE: f64 = 0.01;
@@ -77,17 +78,30 @@ impl CategoryBytes {
 }
 
 impl Explanation {
-    /// Explains the peak of a step on a device. The trace must be valid.
+    /// Explains the peak of a step that is spread evenly over some ranks of a device. The trace is that of the whole step,
+    /// and must be valid.
     ///
     /// # Errors
-    /// As [`Problem::new`].
-    pub fn new(trace: &StepTrace, costs: &Costs, device: &Device, limits: Limits) -> Result<Self, PlanError> {
-        let (allocator, world_size) = (limits.allocator, limits.world_size);
+    /// As [`Problem::new`], or if the step cannot be spread.
+    pub fn new(
+        whole: &StepTrace,
+        ranks: u64,
+        costs: &Costs,
+        device: &Device,
+        limits: Limits,
+    ) -> Result<Self, PlanError> {
+        let allocator = limits.allocator;
+        let trace = &*even_shards(whole, ranks).map_err(|why| PlanError::Ranks { ranks, why })?;
+        let world_size = trace.place.ranks().unwrap_or(u64::MAX);
         let problem = Problem::new(trace, costs, limits)?;
         let flow = Flow::new(trace);
         let loss = Loss::find(trace, &flow);
         let step = Step { trace, costs, device, problem: &problem, flow: &flow, loss: loss.as_ref(), world_size };
-        let highest = |change: &Change| replay(trace, problem.regions(), allocator, world_size, change);
+        let highest = |change: &Change| {
+            // That a step of one rank cannot be spread once more is known to the rule that proposes it.
+            let other = change.world_size.and_then(|ranks| even_shards(whole, ranks).ok());
+            replay(other.as_deref().unwrap_or(trace), problem.regions(), allocator, change)
+        };
         let plain = highest(&Change::default());
         let mut found: Vec<(Remedy, Change)> = Vec::new();
         for rule in rules::ALL {
@@ -113,12 +127,12 @@ impl Explanation {
         found.sort_by(|(a, _), (b, _)| a.dearness().total_cmp(&b.dearness()).then(b.freed_bytes.cmp(&a.freed_bytes)));
         let together = together(&found, trace, loss.as_ref(), highest);
         Ok(Explanation {
-            model: trace.model.clone(),
+            model: trace.origin.model.clone(),
             world_size,
             peak_bytes: plain.bytes,
             at: Place::new(trace, loss.as_ref(), plain.at),
             categories: CategoryBytes::of(&plain.snapshot),
-            residents: resident_groups(trace, allocator, plain.at.map(|ran| ran.op), world_size),
+            residents: resident_groups(trace, allocator, plain.at.map(|ran| ran.op)),
             step_ms: costs.step().time,
             remedies: found.into_iter().map(|(remedy, _)| remedy).collect(),
             together,

@@ -20,8 +20,6 @@ use crate::selection::allowed;
 pub struct Limits {
     /// How memory is rounded.
     pub allocator: Allocator,
-    /// Parameters, gradients and optimizer state are spread evenly over so many devices.
-    pub world_size: u64,
     /// If not empty, only modules that match one of these patterns are checkpointed. `*` and `?` stand for anything; a
     /// pattern is for full names, or for those without the root's that reports show.
     pub only: Vec<String>,
@@ -37,7 +35,6 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             allocator: Allocator::Cuda,
-            world_size: 1,
             only: Vec::new(),
             never: Vec::new(),
             whole: false,
@@ -130,11 +127,8 @@ impl<'a> Problem<'a> {
     /// Looks at all regions of a step. The trace must be valid.
     ///
     /// # Errors
-    /// If there is no device, or a pattern that nothing matches.
+    /// If there is no device, a pattern that nothing matches, or the step of one rank is to be spread again.
     pub fn new(trace: &'a StepTrace, costs: &'a Costs, limits: Limits) -> Result<Self, PlanError> {
-        if limits.world_size == 0 {
-            return Err(PlanError::NoDevices);
-        }
         let regions = Regions::new(trace);
         let start = Ledger::new(trace, limits.allocator);
         let first_forward = first_forward(trace);

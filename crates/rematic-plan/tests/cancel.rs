@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::Model;
+use rematic_layout::even_shards;
 use rematic_plan::{Cancel, Limits, PlanError, Problem};
 
 #[test]
@@ -11,7 +12,8 @@ fn a_cancelled_planner_ends_without_an_answer() {
     let trace = Model::builtin("llama-3-8b").unwrap().trace().unwrap();
     let costs = Costs::new(&trace, &Device::find("a100-80").unwrap(), CostRule::Physical).unwrap();
     let cancel = Cancel::default();
-    let limits = Limits { world_size: 64, cancel: cancel.clone(), ..Limits::default() };
+    let trace = even_shards(&trace, 64).unwrap();
+    let limits = Limits { cancel: cancel.clone(), ..Limits::default() };
     let problem = Problem::new(&trace, &costs, limits.clone()).unwrap();
     let cancelled = std::thread::scope(|scope| {
         let work = scope.spawn(|| cancel.catch(|| problem.curve(10_000, || {})));

@@ -2,6 +2,7 @@
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
+use rematic_layout::even_shards;
 use rematic_memory::{Allocator, Recording, Timeline};
 use rematic_plan::{Limits, Problem};
 use rematic_trace::{Category, StepTrace};
@@ -43,7 +44,8 @@ fn lives_add_up_to_the_memory_of_the_plain_step_and_of_plans() {
     for (name, layers, world_size) in [("seed-transformer", 4, 1), ("gpt2", 3, 1), ("llama-3-8b", 2, 8)] {
         let trace = traced(name, layers);
         let costs = Costs::new(&trace, &Device::find("h100").unwrap(), CostRule::Physical).unwrap();
-        let problem = Problem::new(&trace, &costs, Limits { world_size, ..Limits::default() }).unwrap();
+        let rank = even_shards(&trace, world_size).unwrap();
+        let problem = Problem::new(&rank, &costs, Limits::default()).unwrap();
         let plain = problem.record(&[]);
         agrees(&plain);
         assert!(plain.runs.iter().all(|ran| !ran.again));

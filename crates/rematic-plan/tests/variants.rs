@@ -64,7 +64,7 @@ fn each_variant_is_found_by_its_operators() {
 fn equal_operators_have_no_opening_and_equal_inputs_are_preferred() {
     let mut steps = [step(0.0, 4), step(0.0, 2)];
     for (step, inputs) in steps.iter_mut().zip(["x=int64[4,64]", "x=int64[2,64]"]) {
-        step.fact("inputs", inputs);
+        step.origin.note("inputs", inputs);
     }
     let [large, small] = &steps;
     let variants = [("large", large), ("small", small)].map(|(name, step)| (name.to_owned(), step, plan(step, 0.9)));

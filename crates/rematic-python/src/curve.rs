@@ -4,7 +4,7 @@ use std::sync::Arc;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
-use rematic::{CurveAnswer, Limits, Style};
+use rematic::{CurveAnswer, Limits, Style, Target};
 
 use crate::device::DeviceName;
 use crate::error::{RematicError, exception};
@@ -121,10 +121,10 @@ pub(crate) fn curve(
     if !(2..=10_000).contains(&points) {
         return Err(RematicError::new_err(format!("points is {points}; give a number from 2 to 10000")));
     }
-    let target = target(&device.name, device_file, cost, cost_table, allocator)?;
-    let limits = option::limits(only, never, whole, world_size);
+    let target = Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator)? };
+    let limits = option::limits(only, never, whole);
     let step = Arc::clone(&trace.step);
     let answer = interruptible(py, move |cancel| target.curve(&step, Limits { cancel, ..limits }, points, || {}))?
         .map_err(exception)?;
-    Ok(Curve { answer, model: trace.step.model.clone() })
+    Ok(Curve { answer, model: trace.step.origin.model.clone() })
 }

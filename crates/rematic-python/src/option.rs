@@ -159,11 +159,11 @@ pub(crate) enum Patterns {
     Many(Vec<String>),
 }
 
-pub(crate) fn limits(only: Option<Patterns>, never: Option<Patterns>, whole: bool, world_size: u64) -> Limits {
+pub(crate) fn limits(only: Option<Patterns>, never: Option<Patterns>, whole: bool) -> Limits {
     let list = |patterns| match patterns {
         None => Vec::new(),
         Some(Patterns::One(pattern)) => vec![pattern],
         Some(Patterns::Many(patterns)) => patterns,
     };
-    Limits { world_size, only: list(only), never: list(never), whole, ..Limits::default() }
+    Limits { only: list(only), never: list(never), whole, ..Limits::default() }
 }

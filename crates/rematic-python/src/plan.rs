@@ -3,7 +3,9 @@ use std::path::{Path, PathBuf};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rematic::{Bytes, Fit, Limits, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Verdict, variants_text};
+use rematic::{
+    Bytes, Fit, Limits, Origin, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Target, Verdict, variants_text,
+};
 use rematic_plan::Choice;
 
 use crate::device::{DeviceName, no_budget_for_host};
@@ -83,7 +85,7 @@ impl Plan {
 
     fn text_of(document: &PlanDocument) -> String {
         let mut trace = StepTrace::new(&document.source);
-        trace.facts.clone_from(&document.facts);
+        trace.origin = Origin::from_facts(&document.source, &document.facts);
         let report = PlanReport {
             trace: &trace,
             budget: document.budget_bytes,
@@ -307,13 +309,13 @@ pub(crate) fn plan(
 ) -> PyResult<Plan> {
     let Traces { names, steps } = Traces::of(trace)?;
     let planner = option::planner(planner, gap, time_limit)?;
-    let target = target(&device.name, device_file, cost, cost_table, allocator)?;
+    let target = Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator)? };
     let budget = match budget {
         Some(budget) => option::size(budget)?,
         None if device.is_host => return Err(no_budget_for_host()),
         None => target.device.memory,
     };
-    let limits = option::limits(only, never, whole, world_size);
+    let limits = option::limits(only, never, whole);
     if let Some(warning) = target.budget_warning(budget) {
         warn(py, &warning)?;
     }

@@ -3,11 +3,11 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rematic::PlanAnswer;
+use rematic::{Limits, PlanAnswer};
 
 use crate::device::DeviceName;
 use crate::error::exception;
-use crate::option::{self, TableOrPath, target};
+use crate::option::{TableOrPath, target};
 use crate::plan::Plan;
 use crate::trace::Trace;
 use crate::work::interruptible;
@@ -95,16 +95,16 @@ pub(crate) fn replay(
     allocator: Option<&str>,
 ) -> PyResult<Replay> {
     let document = plan.document.clone();
-    let target = target(
+    let mut target = target(
         device.as_ref().map_or(&document.device, |device| &device.name),
         device_file,
         cost,
         cost_table,
         allocator,
     )?;
-    let limits = option::limits(None, None, false, world_size.unwrap_or(document.world_size));
+    target.ranks = world_size.unwrap_or(document.world_size);
     let step = Arc::clone(&trace.step);
-    let answer = interruptible(py, move |_| target.replay(&step, limits, document))?.map_err(exception)?;
+    let answer = interruptible(py, move |_| target.replay(&step, Limits::default(), document))?.map_err(exception)?;
     let name = |op: &rematic_trace::OpId| trace.step.op_name(trace.step.op(*op)).to_owned();
     let recomputed = answer.replayed.recomputed.iter().map(name).collect();
     let plan = Py::new(py, Plan::of(answer.clone(), &trace.step))?;

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use rematic::{Error, Limits, PageOptions};
+use rematic::{Error, Limits, PageOptions, Target};
 
 use crate::device::{DeviceName, no_budget_for_host};
 use crate::error::exception;
@@ -35,11 +35,11 @@ pub(crate) fn report(
     world_size: u64,
     allocator: Option<&str>,
 ) -> PyResult<()> {
-    let target = target(&device.name, device_file, cost, cost_table, allocator)?;
+    let target = Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator)? };
     if device.is_host && budget.is_none() && plan.is_none() {
         return Err(no_budget_for_host());
     }
-    let limits = option::limits(only, never, whole, world_size);
+    let limits = option::limits(only, never, whole);
     let options = PageOptions {
         budget: budget.map(option::size).transpose()?,
         plan: plan.map(|plan| plan.document.clone()),

@@ -164,13 +164,19 @@ impl Trace {
     /// What was traced.
     #[getter]
     fn name(&self) -> &str {
-        &self.step.model
+        &self.step.origin.model
+    }
+
+    /// The kind of device that it was traced for, if it says so.
+    #[getter]
+    fn device(&self) -> Option<String> {
+        self.step.origin.device.map(|device| device.to_string())
     }
 
     /// How it was traced.
     #[getter]
     fn facts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        facts(py, &self.step.facts)
+        facts(py, &self.step.origin.facts())
     }
 
     /// The modules, each after the module that holds it.
@@ -263,7 +269,7 @@ impl Trace {
 
     fn __repr__(&self) -> String {
         let (ops, modules) = (self.step.ops().len(), self.step.modules().len());
-        format!("<rematic.Trace of {}: {ops} operators, {modules} modules>", self.step.model)
+        format!("<rematic.Trace of {}: {ops} operators, {modules} modules>", self.step.origin.model)
     }
 
     fn _repr_html_(&self, py: Python<'_>) -> PyResult<String> {

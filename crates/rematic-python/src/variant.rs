@@ -107,10 +107,10 @@ impl Traces {
         }
         match steps.first() {
             None => Err(Self::none()),
-            Some(first) => match steps.iter().find(|step| step.model != first.model) {
+            Some(first) => match steps.iter().find(|step| step.origin.model != first.origin.model) {
                 Some(other) => Err(PlanError::new_err(format!(
                     "The variants of a plan are steps of one model, but these are of {} and {}; plan for each alone",
-                    first.model, other.model
+                    first.origin.model, other.origin.model
                 ))),
                 None => Ok(Traces { names, steps }),
             },

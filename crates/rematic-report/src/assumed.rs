@@ -5,8 +5,7 @@ const BALANCED: &str = "routing assumed balanced";
 
 /// A line for people for each thing that capture had to assume about values; a promise holds as far as they do.
 pub(crate) fn assumed_text(trace: &StepTrace) -> String {
-    let assumed = trace.facts.iter().filter(|(name, _)| name == "assumed");
-    let lines = assumed.map(|(_, assumed)| match assumed.as_str() {
+    let lines = trace.origin.assumptions.iter().map(|assumed| match assumed.as_str() {
         BALANCED => {
             "Assumes that experts get equal shares of the tokens; where one gets more, the real peak may be higher.\n"
                 .to_owned()
@@ -23,10 +22,10 @@ mod tests {
     #[test]
     fn what_was_assumed_is_said_in_words() {
         let mut trace = StepTrace::new("model");
-        trace.fact("device", "cpu");
+        trace.origin.note("device", "cpu");
         assert_eq!(assumed_text(&trace), "");
-        trace.fact("assumed", BALANCED);
-        trace.fact("assumed", "no mask is empty");
+        trace.origin.note("assumed", BALANCED);
+        trace.origin.note("assumed", "no mask is empty");
         let text = assumed_text(&trace);
         assert!(text.starts_with("Assumes that experts get equal shares"), "{text}");
         assert!(text.ends_with("\nAssumes: no mask is empty.\n"), "{text}");

@@ -70,7 +70,7 @@ impl ChromeTrace<'_> {
 
     fn name_tracks(&self, events: &mut Events<'_, impl Write>) -> io::Result<()> {
         let name = |kind: &str, track: u32, args: Value| json!({"ph": "M", "name": kind, "pid": PROCESS, "tid": track, "args": args});
-        events.write(&name("process_name", 0, json!({ "name": self.trace.model })))?;
+        events.write(&name("process_name", 0, json!({ "name": self.trace.origin.model })))?;
         for track in [MODULES, FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER] {
             events.write(&name("thread_name", track.id, json!({ "name": track.name })))?;
             events.write(&name("thread_sort_index", track.id, json!({ "sort_index": track.id })))?;

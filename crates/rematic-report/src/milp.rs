@@ -9,7 +9,7 @@ use crate::assumed::assumed_text;
 use crate::comparison::comparison;
 use crate::json::json;
 use crate::measured::{measured_json, measured_text};
-use crate::plan::{PlanJson, ReplayedJson};
+use crate::plan::{PlanJson, ReplayedJson, sharding_advice};
 use crate::regions::{self, RegionJson, Row, place, policy};
 use crate::style::{Style, Tone};
 
@@ -82,7 +82,7 @@ impl<'a> MilpReport<'a> {
     /// A summary for people.
     #[must_use]
     pub fn text(&self, style: Style) -> String {
-        let mut text = style.paint(&self.trace.model, Tone::Strong) + "\n";
+        let mut text = style.paint(&self.trace.origin.model, Tone::Strong) + "\n";
         match self.outcome {
             MilpOutcome::Fits { peak } => {
                 let fits = style.paint("Fits as it is", Tone::Good);
@@ -95,8 +95,9 @@ impl<'a> MilpReport<'a> {
                 let _ = writeln!(text, "{cannot} {}, by torch's model: it takes at least {least_budget}.", self.budget);
                 let _ = writeln!(
                     text,
-                    "Raise --budget to at least {} bytes, shard with --world-size, or use a smaller batch.",
-                    least_budget.0
+                    "Raise --budget to at least {} bytes{}, or use a smaller batch.",
+                    least_budget.0,
+                    sharding_advice(self.trace)
                 );
             }
             MilpOutcome::Planned(plan) => {

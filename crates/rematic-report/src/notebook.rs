@@ -32,11 +32,11 @@ const STACK: [(Category, &str); Category::ALL.len()] = [
 /// A step: its memory over the operators, and what the peak consists of.
 #[must_use]
 pub fn trace_html(trace: &StepTrace, timeline: &Timeline) -> String {
-    let facts: Vec<String> = trace.facts.iter().map(|(name, value)| stats::fact(name, value)).collect();
+    let facts: Vec<String> = trace.origin.facts().iter().map(|(name, value)| stats::fact(name, value)).collect();
     let peak = timeline.peak();
     let mut html = format!(
         "<div><p><b>{}</b> {}<br>{} operators, {} parameters; peak <b>{}</b></p>",
-        escaped(&trace.model),
+        escaped(&trace.origin.model),
         escaped(&facts.join(", ")),
         trace.ops().len(),
         stats::thousands(stats::parameter_count(trace)),

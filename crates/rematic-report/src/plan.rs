@@ -127,7 +127,7 @@ impl PlanReport<'_> {
     /// A summary for people.
     #[must_use]
     pub fn text(&self, style: Style) -> String {
-        let mut text = style.paint(&self.trace.model, Tone::Strong) + "\n";
+        let mut text = style.paint(&self.trace.origin.model, Tone::Strong) + "\n";
         match &self.verdict {
             Verdict::Fits => {
                 let spare = self.budget.saturating_sub(self.baseline);
@@ -154,8 +154,9 @@ impl PlanReport<'_> {
                 let _ = writeln!(text, "There it is {}.", parts.join(", "));
                 let _ = writeln!(
                     text,
-                    "Raise --budget to at least {} bytes, shard with --world-size, or use a smaller batch.",
-                    least.peak.0
+                    "Raise --budget to at least {} bytes{}, or use a smaller batch.",
+                    least.peak.0,
+                    sharding_advice(self.trace)
                 );
                 text += &comparison(self.moments, self.budget, style);
             }
@@ -264,4 +265,9 @@ impl CurveReport<'_> {
         }
         style.paint(self.model, Tone::Strong) + "\n" + &table.render(style) + &measured_text(self.measured)
     }
+}
+
+/// One rank's step is sharded already.
+pub(crate) fn sharding_advice(trace: &StepTrace) -> &'static str {
+    if trace.place.ranks() == Some(1) { ", shard with --world-size" } else { "" }
 }

@@ -31,7 +31,7 @@ impl SavedReport<'_> {
     pub fn json(&self) -> String {
         json(&Json {
             file: self.file.display().to_string(),
-            model: &self.trace.model,
+            model: &self.trace.origin.model,
             ops: self.trace.ops().len(),
             modules: self.trace.modules().len(),
             storages: self.trace.storages().len(),
@@ -42,7 +42,11 @@ impl SavedReport<'_> {
     #[must_use]
     pub fn text(&self) -> String {
         let (ops, storages) = (self.trace.ops().len(), self.trace.storages().len());
-        format!("{}: {ops} operators and {storages} storages of {}\n", self.file.display(), visible(&self.trace.model))
+        format!(
+            "{}: {ops} operators and {storages} storages of {}\n",
+            self.file.display(),
+            visible(&self.trace.origin.model)
+        )
     }
 }
 

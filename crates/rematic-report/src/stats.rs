@@ -150,9 +150,10 @@ impl StatsReport<'_> {
     }
 
     fn heading(&self, style: Style) -> String {
-        let facts: Vec<String> = self.trace.facts.iter().map(|(name, value)| unbroken(&fact(name, value))).collect();
+        let facts: Vec<String> =
+            self.trace.origin.facts().iter().map(|(name, value)| unbroken(&fact(name, value))).collect();
         let mut text = style.sentence(&Sentence {
-            lead: (&self.trace.model, Tone::Strong),
+            lead: (&self.trace.origin.model, Tone::Strong),
             head: "",
             gap: "  ",
             tail: (&facts.join(", "), Tone::Quiet),
@@ -219,7 +220,7 @@ impl StatsReport<'_> {
 
     fn residents(&self, style: Style) -> String {
         let peak = self.timeline.peak().at.map(|moment| moment.op);
-        residents::table(&resident_groups(self.trace, self.timeline.allocator(), peak, 1), style) + "\n"
+        residents::table(&resident_groups(self.trace, self.timeline.allocator(), peak), style) + "\n"
     }
 
     fn time(&self, style: Style) -> String {

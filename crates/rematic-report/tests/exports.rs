@@ -219,8 +219,7 @@ fn evil() -> Step {
     trace.exit(call, vec![output.storage]);
     trace.push(Event::Drop(output.storage));
     let costs = Costs::new(&trace, &Device::find("h100").unwrap(), CostRule::Physical).unwrap();
-    let ledger = Ledger::new(&trace, Allocator::Cuda).with_copies();
-    let recording = Recording::new(&trace, &Regions::new(&trace), &[], ledger);
+    let recording = Recording::new(&Schedule::plain(&trace, &Ledger::new(&trace, Allocator::Cuda)));
     Step { trace, costs, recording, peak: Bytes(1024), recompute: Millis(0.0) }
 }
 

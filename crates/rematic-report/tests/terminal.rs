@@ -29,7 +29,7 @@ fn explanation_of(model: &str, styles: &[Style]) -> Vec<String> {
     let trace = Model::builtin(model).unwrap().with(&options).unwrap().trace().unwrap();
     let device = Device::find("h100").unwrap();
     let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
-    let explanation = Explanation::new(&trace, &costs, &device, Limits::default()).unwrap();
+    let explanation = Explanation::new(&trace, 1, &costs, &device, Limits::default()).unwrap();
     let report = ExplanationReport { explanation: &explanation, device: &device.product, measured: None };
     styles.iter().map(|style| report.text(*style)).collect()
 }

@@ -2,13 +2,13 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::file::event_json;
-use crate::{CallId, Event, OpId, ShapeTooLarge, StorageId};
+use crate::{CallId, CollectiveKind, Event, OpId, ShapeTooLarge, StorageId, StreamId};
 
 /// A trace breaks a rule that every consumer relies on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the trace is not valid: {at}{fault}")]
 pub struct InvalidTrace {
-    pub(crate) at: Place,
+    pub(crate) at: Spot,
     pub(crate) fault: Fault,
 }
 
@@ -22,7 +22,7 @@ impl InvalidTrace {
 
 /// Where in the trace the fault is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Spot {
     /// Row of a table.
     Row(&'static str, usize),
     /// An operator, by position and name.
@@ -33,13 +33,13 @@ pub(crate) enum Place {
     End,
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for Spot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Place::Row(table, row) => write!(f, "{table}[{row}]: "),
-            Place::Op(op, name) => write!(f, "op {op} ({name}): "),
-            Place::Event(row, event) => write!(f, "events[{row}] ({}): ", event_json(*event)),
-            Place::End => write!(f, "at the end of the step: "),
+            Spot::Row(table, row) => write!(f, "{table}[{row}]: "),
+            Spot::Op(op, name) => write!(f, "op {op} ({name}): "),
+            Spot::Event(row, event) => write!(f, "events[{row}] ({}): ", event_json(*event)),
+            Spot::End => write!(f, "at the end of the step: "),
         }
     }
 }
@@ -120,6 +120,127 @@ pub enum Fault {
     DoubleDrop {
         /// The storage.
         storage: StorageId,
+    },
+    /// Something needs the bytes of a storage while they are released.
+    #[error("storage {storage} is released here, so its bytes are not there; restore it first")]
+    Released {
+        /// The storage.
+        storage: StorageId,
+    },
+    /// A storage that is made in the step, but released before it.
+    #[error("it is released when the step begins, but op {op} makes it only then")]
+    ReleasedBeforeBirth {
+        /// The operator.
+        op: OpId,
+    },
+    /// Bytes come back that never went.
+    #[error("storage {storage} is not released here, so there is nothing to restore")]
+    NotReleased {
+        /// The storage.
+        storage: StorageId,
+    },
+    /// A rank that has more of a storage than there is.
+    #[error("the rank's share of it is {share} bytes, but it has only {bytes}")]
+    ShareTooLarge {
+        /// The rank's share.
+        share: u64,
+        /// The storage's bytes.
+        bytes: u64,
+    },
+    /// A storage that shrinks to more than it was.
+    #[error("storage {storage} shrinks to {bytes} bytes, but the rank has only {own} of it")]
+    Grows {
+        /// The storage.
+        storage: StorageId,
+        /// What it shrinks to.
+        bytes: u64,
+        /// What the rank has.
+        own: u64,
+    },
+    /// A stream that waits for itself.
+    #[error("stream {stream} waits for itself; work on one stream is in order anyway")]
+    WaitsForItself {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// Micro-batches that are not counted up from 0.
+    #[error("micro-batch {found} begins where micro-batch {expected} should")]
+    MicroBatchOrder {
+        /// The one whose turn it is.
+        expected: u32,
+        /// The one that begins.
+        found: u32,
+    },
+    /// A micro-batch that begins while a module's forward runs.
+    #[error("a micro-batch begins while call {call} has not returned")]
+    MicroBatchInside {
+        /// The call.
+        call: CallId,
+    },
+    /// A stream or an axis without a name, or with another one's.
+    #[error("its name is `{name}`; {rule}")]
+    Name {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        rule: &'static str,
+    },
+    /// A coordinate that the axis does not have.
+    #[error("the rank stands at {coordinate} of axis `{axis}`, which has {size} ranks, counted from 0")]
+    Coordinate {
+        /// The axis.
+        axis: String,
+        /// The coordinate.
+        coordinate: u32,
+        /// How many ranks there are.
+        size: u32,
+    },
+    /// More axes than any mesh.
+    #[error("the mesh has {axes} axes; the most is {limit}")]
+    TooManyAxes {
+        /// How many there are.
+        axes: usize,
+        /// The most that is allowed.
+        limit: usize,
+    },
+    /// A mesh too large to count.
+    #[error("the mesh has 2^64 ranks or more")]
+    MeshTooLarge,
+    /// A collective along an axis that the mesh does not have.
+    #[error("`{axis}` is no axis of the rank's place; {known}")]
+    UnknownAxis {
+        /// The axis.
+        axis: String,
+        /// What there is.
+        known: String,
+    },
+    /// A group that is not that of its axis.
+    #[error("{group} ranks take part, but axis `{axis}` has {size}")]
+    GroupSize {
+        /// The axis.
+        axis: String,
+        /// The ranks of the group.
+        group: u32,
+        /// The ranks of the axis.
+        size: u64,
+    },
+    /// A collective whose kind is not known says more than that, or one that is known says less.
+    #[error("{kind} with {group} ranks along `{axis}`; {rule}")]
+    CollectiveDetail {
+        /// The kind.
+        kind: CollectiveKind,
+        /// The ranks of the group.
+        group: u32,
+        /// The axis.
+        axis: String,
+        /// What should be.
+        rule: &'static str,
+    },
+    /// More bytes in a message than can be counted.
+    #[error("a message of {bytes} bytes; the most is 2^62")]
+    MessageTooLarge {
+        /// The bytes.
+        bytes: u64,
     },
     /// Autograd lets go twice, or before the operator ran.
     #[error("op {op} holds nothing for autograd here")]
@@ -215,11 +336,26 @@ pub enum FileError {
         source: io::Error,
     },
     /// More text than any real trace.
-    #[error("{} unpacks to more than {limit} bytes; that is no trace", path.display())]
+    #[error("{} holds more than {limit} bytes of text; that is no trace: trace it again", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
         /// The most that is read.
+        limit: u64,
+    },
+    /// Packed data that unpack to far more than those of any real trace.
+    #[error(
+        "{} unpacks to more than {limit} times its size ({packed} bytes to {text} and more), where traces stay below 20 times; \
+         trace it again, or, if you trust it, unpack it with `zstd -d` and give the plain file", path.display()
+    )]
+    Swollen {
+        /// The file.
+        path: PathBuf,
+        /// Bytes read.
+        packed: u64,
+        /// Bytes unpacked from them so far.
+        text: u64,
+        /// The most that is read, as a multiple.
         limit: u64,
     },
     /// The text ends too early.
@@ -259,6 +395,19 @@ pub enum FileError {
         path: PathBuf,
         /// The newest that is known.
         known: u32,
+    },
+    /// A word that the file's own version does not have.
+    #[error("{} says that it has format version {found}, but has `{word}`, which only version {needs} has; write \
+             version {needs}, or as docs/trace-format.md says for version {found}", path.display())]
+    WordOfVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The word.
+        word: &'static str,
+        /// The version that has it.
+        needs: u32,
     },
     /// A version that this program does not know.
     #[error("{} has format version {found}; this rematic reads up to {known}: update rematic", path.display())]

@@ -1,5 +1,4 @@
-use crate::trace::Category;
-use crate::{CallId, OpId, StorageId};
+use crate::{CallId, Category, OpId, StorageId, StreamId};
 
 /// One thing that happens in a step. The order of events is the order of execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +14,22 @@ pub enum Event {
     Unsave(OpId),
     /// A storage is from now on counted in another category (a temporary becomes a parameter's gradient).
     Recategorize(StorageId, Category),
+    /// The bytes of a storage go while references to it stay, as with PyTorch's `storage.resize_(0)`. If the last reference
+    /// goes before [`Event::Restore`], it just dies.
+    Release(StorageId),
+    /// The bytes of a released storage come back, with nothing in them.
+    Restore(StorageId),
+    /// The rank keeps only so many of a storage's bytes, as of a gradient that is spread over several.
+    Shrink(StorageId, u64),
+    /// What is queued on a stream from now on begins after all that was queued on another one so far.
+    Wait {
+        /// The stream that waits.
+        stream: StreamId,
+        /// The stream that it waits for.
+        on: StreamId,
+    },
+    /// The forward and backward of the next micro-batch begin; the first is 0.
+    MicroBatch(u32),
     /// A module's forward begins.
     Enter(CallId),
     /// A module's forward returns.

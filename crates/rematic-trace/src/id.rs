@@ -55,3 +55,22 @@ id!(
     /// A distinct operator name.
     NameId
 );
+id!(
+    /// A queue of work on the device; [`StreamId::COMPUTE`] is the one that models run on.
+    StreamId
+);
+id!(
+    /// A distinct way to communicate.
+    CollectiveId
+);
+
+impl StreamId {
+    /// The stream that models run on.
+    pub const COMPUTE: StreamId = StreamId(0);
+}
+
+impl Default for StreamId {
+    fn default() -> Self {
+        StreamId::COMPUTE
+    }
+}

@@ -1,6 +1,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::de::{Deserialize, Deserializer, Visitor};
+use serde::ser::{Serialize, Serializer};
+
 /// The element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dtype {
@@ -105,6 +108,31 @@ impl FromStr for Dtype {
 
     fn from_str(text: &str) -> Result<Self, ()> {
         Self::NAMES.iter().find(|(_, name)| *name == text).map(|(dtype, _)| *dtype).ok_or(())
+    }
+}
+
+impl Serialize for Dtype {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for Dtype {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Name;
+
+        impl Visitor<'_> for Name {
+            type Value = Dtype;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a dtype")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Dtype, E> {
+                name.parse().map_err(|()| E::custom(format!("unknown dtype `{name}`; known are {}", Dtype::names())))
+            }
+        }
+        deserializer.deserialize_str(Name)
     }
 }
 

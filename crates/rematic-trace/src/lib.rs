@@ -1,4 +1,4 @@
-//! The trace of one training step.
+//! The trace of one training step, as one rank runs it.
 //!
 //! A [`StepTrace`] says everything that later stages need to know about one step of training in steady state
 //! (optimizer state exists): the module tree, every storage with its size, every operator with its inputs and
@@ -9,7 +9,8 @@
 //! - [`Event::Drop`]: its last *ordinary* reference (a variable, a module's input or output) goes;
 //! - [`Event::Unsave`]: the backward of the operator that saved it is over, so autograd lets go of it.
 //!
-//! The storage dies with the later of the two.
+//! The storage dies with the later of the two. In between its bytes may go and come back while the references stay
+//! ([`Event::Release`], [`Event::Restore`]), as FSDP does with gathered parameters.
 //!
 //! ```
 //! use rematic_trace::{Category, Dtype, Event, Flags, Layout, OpRecord, Phase, StepTrace, Tensor};
@@ -36,23 +37,32 @@
 //! ```
 
 mod calls;
+mod collective;
 mod error;
 mod event;
 mod file;
 mod id;
 mod layout;
+mod mesh;
 mod module;
 mod op;
+mod origin;
+mod place;
+mod storage;
 mod trace;
 mod units;
 mod validate;
 
+pub use collective::{Collective, CollectiveKind};
 pub use error::{Fault, FileAction, FileError, InvalidTrace};
 pub use event::Event;
 pub use file::{FORMAT, FORMAT_VERSION};
-pub use id::{CallId, LayoutId, ModuleId, NameId, OpId, StorageId};
+pub use id::{CallId, CollectiveId, LayoutId, ModuleId, NameId, OpId, StorageId, StreamId};
 pub use layout::{Dtype, Layout, ShapeTooLarge};
 pub use module::{Call, Module, Parameter};
 pub use op::{Flags, Op, Phase, Tensor};
-pub use trace::{Category, OpRecord, StepTrace, Storage, any_layer, short};
+pub use origin::{DeviceKind, Origin};
+pub use place::{Axis, Place};
+pub use storage::{Category, Pool, Storage};
+pub use trace::{OpRecord, StepTrace, any_layer, short};
 pub use units::{Bytes, Flops, Millis, ParseBytesError};

@@ -3,7 +3,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CallId, LayoutId, NameId, OpId, StorageId};
+use crate::{CallId, CollectiveId, LayoutId, NameId, OpId, StorageId, StreamId};
 
 /// The part of the step that an operator runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -43,8 +43,6 @@ pub struct Flags {
     pub view: bool,
     /// It draws random numbers.
     pub random: bool,
-    /// It communicates with other ranks.
-    pub collective: bool,
     /// It runs on the host and touches no device memory.
     pub host: bool,
 }
@@ -62,6 +60,10 @@ pub struct Op {
     pub differentiates: Option<OpId>,
     /// Its kind.
     pub flags: Flags,
+    /// The stream that it runs on.
+    pub stream: StreamId,
+    /// How it communicates with other ranks, if it does.
+    pub collective: Option<CollectiveId>,
     pub(crate) mutates: Range<u32>,
     pub(crate) inputs: Range<u32>,
     pub(crate) outputs: Range<u32>,

@@ -1,72 +1,13 @@
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
 use crate::{
-    Call, CallId, Event, Flags, Layout, LayoutId, Module, ModuleId, NameId, Op, OpId, Phase, StorageId, Tensor,
+    Call, CallId, Category, Collective, CollectiveId, Event, Flags, Layout, LayoutId, Module, ModuleId, NameId, Op,
+    OpId, Origin, Phase, Place, Pool, Storage, StorageId, StreamId, Tensor,
 };
 
-/// What a storage is for; the categories of PyTorch's MemTracker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Category {
-    /// A module's parameter.
-    Parameter,
-    /// A module's buffer.
-    Buffer,
-    /// The gradient of a parameter.
-    Gradient,
-    /// Made in forward.
-    Activation,
-    /// Made in backward: gradients of activations and intermediate results.
-    Temp,
-    /// Optimizer state, and what the optimizer makes while it steps.
-    Optimizer,
-    /// Made outside the step: the batch.
-    Other,
-}
-
-impl Category {
-    /// All of them, in the order in which they are shown.
-    pub const ALL: [Category; 7] = [
-        Category::Parameter,
-        Category::Buffer,
-        Category::Gradient,
-        Category::Activation,
-        Category::Temp,
-        Category::Optimizer,
-        Category::Other,
-    ];
-}
-
-impl fmt::Display for Category {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Category::Parameter => "parameter",
-            Category::Buffer => "buffer",
-            Category::Gradient => "gradient",
-            Category::Activation => "activation",
-            Category::Temp => "temp",
-            Category::Optimizer => "optimizer",
-            Category::Other => "other",
-        })
-    }
-}
-
-/// A block of memory. Several tensors may lie in one; memory is counted per storage, never per tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Storage {
-    /// Its size as requested, before any allocator rounds it.
-    pub bytes: u64,
-    /// What it is counted as when it is born.
-    pub category: Category,
-    /// The operator that makes it; `None` if it exists before the step.
-    pub birth: Option<OpId>,
-}
-
-/// An operator with everything about it, as it is handed to [`StepTrace::run`].
+/// An operator as it is handed to [`StepTrace::run`]. It runs on the compute stream and by itself, unless
+/// [`StepTrace::set_stream`] and [`StepTrace::set_collective`] say otherwise afterwards.
 #[derive(Clone, Copy, Debug)]
 pub struct OpRecord<'a> {
     /// Name with overload.
@@ -91,13 +32,15 @@ pub struct OpRecord<'a> {
     pub births: &'a [(u64, Category)],
 }
 
-/// One training step, from the first operator of forward to the end of `zero_grad`.
-#[derive(Clone, Debug, Default)]
+/// One rank's training step, from the first operator of forward to the end of `zero_grad`.
+#[derive(Clone, Debug)]
 pub struct StepTrace {
-    /// What was traced, for people: a model's name or a script.
-    pub model: String,
-    /// Facts about how it was traced (`batch`, `dtype`, …), in the order in which they were given.
-    pub facts: Vec<(String, String)>,
+    /// What was traced, and how.
+    pub origin: Origin,
+    /// The rank whose step it is.
+    pub place: Place,
+    pub(crate) streams: Vec<String>,
+    pub(crate) collectives: Vec<Collective>,
     pub(crate) modules: Vec<Module>,
     pub(crate) calls: Vec<Call>,
     pub(crate) storages: Vec<Storage>,
@@ -111,6 +54,9 @@ pub struct StepTrace {
     name_ids: HashMap<String, NameId>,
 }
 
+/// The name of the stream that models run on.
+pub(crate) const COMPUTE_STREAM: &str = "compute";
+
 /// The storages of a step must add up to less than this, so that no sum of a few totals overflows.
 const STORAGES_LIMIT: u64 = 1 << 62;
 /// Added to each storage in that sum: no allocator rounds up by more.
@@ -119,8 +65,10 @@ const MOST_ROUNDING: u64 = 2 << 20;
 /// Two traces are equal if they say the same; the look-up tables do not matter.
 impl PartialEq for StepTrace {
     fn eq(&self, other: &Self) -> bool {
-        self.model == other.model
-            && self.facts == other.facts
+        self.origin == other.origin
+            && self.place == other.place
+            && self.streams == other.streams
+            && self.collectives == other.collectives
             && self.modules == other.modules
             && self.calls == other.calls
             && self.storages == other.storages
@@ -133,11 +81,33 @@ impl PartialEq for StepTrace {
     }
 }
 
+impl Default for StepTrace {
+    fn default() -> Self {
+        StepTrace::new("")
+    }
+}
+
 impl StepTrace {
     /// An empty step of the named model.
     #[must_use]
     pub fn new(model: &str) -> Self {
-        StepTrace { model: model.to_owned(), ..StepTrace::default() }
+        StepTrace {
+            origin: Origin::of(model),
+            place: Place::default(),
+            streams: vec![COMPUTE_STREAM.to_owned()],
+            collectives: Vec::new(),
+            modules: Vec::new(),
+            calls: Vec::new(),
+            storages: Vec::new(),
+            layouts: Vec::new(),
+            names: Vec::new(),
+            ops: Vec::new(),
+            tensors: Vec::new(),
+            mutated: Vec::new(),
+            events: Vec::new(),
+            layout_ids: HashMap::new(),
+            name_ids: HashMap::new(),
+        }
     }
 
     // ---- reading ----
@@ -245,6 +215,24 @@ impl StepTrace {
         &self.mutated[as_usize(&op.mutates)]
     }
 
+    /// The names of the streams; the first is the compute stream.
+    #[must_use]
+    pub fn streams(&self) -> &[String] {
+        &self.streams
+    }
+
+    /// The distinct ways in which operators communicate.
+    #[must_use]
+    pub fn collectives(&self) -> &[Collective] {
+        &self.collectives
+    }
+
+    /// How an operator communicates with other ranks, if it does.
+    #[must_use]
+    pub fn collective_of(&self, op: &Op) -> Option<&Collective> {
+        op.collective.map(|collective| &self.collectives[collective.index()])
+    }
+
     /// A module's full name: the names from the root down, joined by dots.
     #[must_use]
     pub fn path(&self, module: ModuleId) -> String {
@@ -265,11 +253,6 @@ impl StepTrace {
     }
 
     // ---- writing ----
-
-    /// Notes a fact about how the step was traced.
-    pub fn fact(&mut self, name: &str, value: impl fmt::Display) {
-        self.facts.push((name.to_owned(), value.to_string()));
-    }
 
     /// Adds a module; its parent must have been added before.
     pub fn add_module(&mut self, module: Module) -> ModuleId {
@@ -295,8 +278,54 @@ impl StepTrace {
 
     /// A storage that exists when the step begins.
     pub fn storage_before_step(&mut self, bytes: u64, category: Category) -> StorageId {
-        self.storages.push(Storage { bytes, category, birth: None });
+        self.storages.push(Storage { bytes, category, birth: None, pool: Pool::Device, released: false, share: None });
         StorageId::new(self.storages.len() - 1)
+    }
+
+    /// The storage lies in another pool than the device's memory.
+    pub fn set_pool(&mut self, storage: StorageId, pool: Pool) {
+        self.storages[storage.index()].pool = pool;
+    }
+
+    /// The bytes of a storage that exists before the step are released when it begins.
+    pub fn set_released(&mut self, storage: StorageId) {
+        self.storages[storage.index()].released = true;
+    }
+
+    /// The rank has only so many bytes of the storage; others have the rest.
+    pub fn set_share(&mut self, storage: StorageId, bytes: u64) {
+        self.storages[storage.index()].share = Some(bytes);
+    }
+
+    /// Puts others in the place of events: each is handed over with the list that it, or what replaces it, goes into.
+    pub fn rewrite(&mut self, mut each: impl FnMut(Event, &mut Vec<Event>)) {
+        let before = std::mem::take(&mut self.events);
+        self.events.reserve(before.len());
+        for event in before {
+            each(event, &mut self.events);
+        }
+    }
+
+    /// Adds a stream.
+    pub fn add_stream(&mut self, name: &str) -> StreamId {
+        self.streams.push(name.to_owned());
+        StreamId::new(self.streams.len() - 1)
+    }
+
+    /// The operator runs on another stream than the compute stream.
+    pub fn set_stream(&mut self, op: OpId, stream: StreamId) {
+        self.ops[op.index()].stream = stream;
+    }
+
+    /// The operator communicates with other ranks. Equal ways to do so share an id.
+    pub fn set_collective(&mut self, op: OpId, collective: Collective) {
+        // A step has few distinct ones: a handful for each size of a layer.
+        let known = self.collectives.iter().position(|known| *known == collective);
+        let row = known.unwrap_or(self.collectives.len());
+        if known.is_none() {
+            self.collectives.push(collective);
+        }
+        self.ops[op.index()].collective = Some(CollectiveId::new(row));
     }
 
     /// The id that the first new storage of the next operator will get.
@@ -312,18 +341,23 @@ impl StepTrace {
             bytes,
             category,
             birth: Some(id),
+            pool: Pool::Device,
+            released: false,
+            share: None,
         }));
         let name = self.name(record.name);
-        let inputs = extend(&mut self.tensors, record.inputs);
-        let outputs = extend(&mut self.tensors, record.outputs);
-        let saves = extend(&mut self.tensors, record.saves);
-        let mutates = extend(&mut self.mutated, record.mutates);
+        let inputs = extend(&mut self.tensors, record.inputs.iter().copied());
+        let outputs = extend(&mut self.tensors, record.outputs.iter().copied());
+        let saves = extend(&mut self.tensors, record.saves.iter().copied());
+        let mutates = extend(&mut self.mutated, record.mutates.iter().copied());
         self.ops.push(Op {
             name,
             phase: record.phase,
             call: record.call,
             differentiates: record.differentiates,
             flags: record.flags,
+            stream: StreamId::COMPUTE,
+            collective: None,
             mutates,
             inputs,
             outputs,
@@ -357,6 +391,20 @@ impl StepTrace {
         self.events.push(event);
     }
 
+    /// Makes the look-up tables for tables that were filled without them.
+    pub(crate) fn index(&mut self) {
+        for (row, name) in self.names.iter().enumerate() {
+            if !self.name_ids.contains_key(name) {
+                self.name_ids.insert(name.clone(), NameId::new(row));
+            }
+        }
+        for (row, layout) in self.layouts.iter().enumerate() {
+            if !self.layout_ids.contains_key(layout) {
+                self.layout_ids.insert(layout.clone(), LayoutId::new(row));
+            }
+        }
+    }
+
     fn name(&mut self, name: &str) -> NameId {
         if let Some(&id) = self.name_ids.get(name) {
             return id;
@@ -373,10 +421,11 @@ pub(crate) fn with_storage(sum: u64, bytes: u64) -> Option<u64> {
     sum.checked_add(bytes)?.checked_add(MOST_ROUNDING).filter(|&sum| sum < STORAGES_LIMIT)
 }
 
-fn extend<T: Copy>(pool: &mut Vec<T>, items: &[T]) -> Range<u32> {
+/// Adds items to a pool of many lists, and says where they are.
+pub(crate) fn extend<T>(pool: &mut Vec<T>, items: impl IntoIterator<Item = T>) -> Range<u32> {
     let at = |length: usize| u32::try_from(length).expect("a trace holds fewer than 2^32 tensor references");
     let start = at(pool.len());
-    pool.extend_from_slice(items);
+    pool.extend(items);
     start..at(pool.len())
 }
 

@@ -1,8 +1,10 @@
 use std::collections::HashSet;
 
-use crate::error::Place;
+use crate::error::Spot;
 use crate::trace::with_storage;
-use crate::{CallId, Event, Fault, InvalidTrace, Layout, LayoutId, Module, Op, OpId, StepTrace, StorageId, Tensor};
+use crate::{
+    CallId, Event, Fault, InvalidTrace, Layout, LayoutId, Module, Op, OpId, StepTrace, StorageId, StreamId, Tensor,
+};
 
 /// The deepest that modules nest: Python's own limit of recursion. Full names take as much room as the tree is deep, so
 /// without a limit a small file could ask for more memory than there is.
@@ -14,6 +16,7 @@ impl StepTrace {
     /// # Errors
     /// The first broken rule, with its place.
     pub fn validate(&self) -> Result<(), InvalidTrace> {
+        self.check_mesh()?;
         self.check_tables()?;
         for (index, op) in self.ops.iter().enumerate() {
             let id = OpId::new(index);
@@ -25,15 +28,22 @@ impl StepTrace {
 
     fn check_tables(&self) -> Result<(), InvalidTrace> {
         for (row, layout) in self.layouts.iter().enumerate() {
-            check_layout(layout).map_err(|fault| InvalidTrace { at: Place::Row("layouts", row), fault })?;
+            check_layout(layout).map_err(|fault| InvalidTrace { at: Spot::Row("layouts", row), fault })?;
         }
         let mut total: u64 = 0;
         for (row, storage) in self.storages.iter().enumerate() {
-            let at = || Place::Row("storages", row);
+            let at = || Spot::Row("storages", row);
             total = with_storage(total, storage.bytes)
                 .ok_or_else(|| InvalidTrace { at: at(), fault: Fault::StoragesTooLarge })?;
             if let Some(op) = storage.birth {
                 check_id("op", op.index(), self.ops.len()).map_err(|fault| InvalidTrace { at: at(), fault })?;
+                if storage.released {
+                    return Err(InvalidTrace { at: at(), fault: Fault::ReleasedBeforeBirth { op } });
+                }
+            }
+            if let Some(share) = storage.share.filter(|share| *share > storage.bytes) {
+                let fault = Fault::ShareTooLarge { share, bytes: storage.bytes };
+                return Err(InvalidTrace { at: at(), fault });
             }
         }
         let mut names = HashSet::new();
@@ -45,7 +55,7 @@ impl StepTrace {
                     depths.push(depth);
                     if depth > MAX_DEPTH { Err(Fault::TooDeep { limit: MAX_DEPTH }) } else { Ok(()) }
                 })
-                .map_err(|fault| InvalidTrace { at: Place::Row("modules", row), fault })?;
+                .map_err(|fault| InvalidTrace { at: Spot::Row("modules", row), fault })?;
         }
         for (row, call) in self.calls.iter().enumerate() {
             let check = || {
@@ -56,7 +66,7 @@ impl StepTrace {
                     .chain(&call.outputs)
                     .try_for_each(|storage| self.check_storage(*storage))
             };
-            check().map_err(|fault| InvalidTrace { at: Place::Row("calls", row), fault })?;
+            check().map_err(|fault| InvalidTrace { at: Spot::Row("calls", row), fault })?;
         }
         Ok(())
     }
@@ -110,6 +120,10 @@ impl StepTrace {
         if let Some(call) = op.call {
             check_id("call", call.index(), self.calls.len())?;
         }
+        self.check_stream(op.stream)?;
+        if let Some(collective) = op.collective {
+            check_id("collective", collective.index(), self.collectives.len())?;
+        }
         if let Some(forward) = op.differentiates {
             check_id("op", forward.index(), self.ops.len())?;
         }
@@ -134,12 +148,16 @@ impl StepTrace {
         check_id("storage", storage.index(), self.storages.len())
     }
 
+    pub(crate) fn check_stream(&self, stream: StreamId) -> Result<(), Fault> {
+        check_id("stream", stream.index(), self.streams.len())
+    }
+
     fn at_op(&self, id: OpId, fault: Fault) -> InvalidTrace {
-        InvalidTrace { at: Place::Op(id, self.op_name(self.op(id)).to_owned()), fault }
+        InvalidTrace { at: Spot::Op(id, self.op_name(self.op(id)).to_owned()), fault }
     }
 }
 
-fn check_id(kind: &'static str, id: usize, len: usize) -> Result<(), Fault> {
+pub(crate) fn check_id(kind: &'static str, id: usize, len: usize) -> Result<(), Fault> {
     if id < len { Ok(()) } else { Err(Fault::UnknownId { kind, id, len }) }
 }
 
@@ -173,10 +191,14 @@ struct Walk<'a> {
     trace: &'a StepTrace,
     held: Vec<bool>,
     saved: Vec<u32>,
+    released: Vec<bool>,
+    /// The bytes that the rank has of each storage.
+    own: Vec<u64>,
     unsaved: Vec<bool>,
     returned_from: Vec<bool>,
     next_op: usize,
     next_call: usize,
+    next_micro_batch: u32,
     open: Vec<CallId>,
     returned: Vec<bool>,
 }
@@ -187,10 +209,13 @@ impl<'a> Walk<'a> {
             trace,
             held: trace.storages.iter().map(|storage| storage.birth.is_none()).collect(),
             saved: vec![0; trace.storages.len()],
+            released: trace.storages.iter().map(|storage| storage.released).collect(),
+            own: trace.storages.iter().map(crate::Storage::own_bytes).collect(),
             unsaved: vec![false; trace.ops.len()],
             returned_from: vec![false; trace.ops.len()],
             next_op: 0,
             next_call: 0,
+            next_micro_batch: 0,
             open: Vec::new(),
             returned: vec![false; trace.calls.len()],
         }
@@ -200,7 +225,7 @@ impl<'a> Walk<'a> {
         for (row, &event) in self.trace.events.iter().enumerate() {
             self.step(event).map_err(|fault| match event {
                 Event::Op(op) if op.index() < self.trace.ops.len() => self.trace.at_op(op, fault),
-                _ => InvalidTrace { at: Place::Event(row, event), fault },
+                _ => InvalidTrace { at: Spot::Event(row, event), fault },
             })?;
         }
         let fault = if let Some(call) = self.returned.iter().position(|returned| !returned) {
@@ -210,7 +235,7 @@ impl<'a> Walk<'a> {
         } else {
             return Ok(());
         };
-        Err(InvalidTrace { at: Place::End, fault })
+        Err(InvalidTrace { at: Spot::End, fault })
     }
 
     fn step(&mut self, event: Event) -> Result<(), Fault> {
@@ -245,6 +270,36 @@ impl<'a> Walk<'a> {
                 self.trace.check_storage(storage)?;
                 self.alive(storage)
             }
+            Event::Release(storage) => {
+                self.trace.check_storage(storage)?;
+                self.present(storage)?;
+                self.released[storage.index()] = true;
+                Ok(())
+            }
+            Event::Restore(storage) => {
+                self.trace.check_storage(storage)?;
+                self.alive(storage)?;
+                if !std::mem::replace(&mut self.released[storage.index()], false) {
+                    return Err(Fault::NotReleased { storage });
+                }
+                Ok(())
+            }
+            Event::Shrink(storage, bytes) => {
+                self.trace.check_storage(storage)?;
+                self.present(storage)?;
+                let own = &mut self.own[storage.index()];
+                if bytes > *own {
+                    return Err(Fault::Grows { storage, bytes, own: *own });
+                }
+                *own = bytes;
+                Ok(())
+            }
+            Event::Wait { stream, on } => {
+                self.trace.check_stream(stream)?;
+                self.trace.check_stream(on)?;
+                if stream == on { Err(Fault::WaitsForItself { stream }) } else { Ok(()) }
+            }
+            Event::MicroBatch(found) => self.micro_batch(found),
             Event::Enter(call) => {
                 check_id("call", call.index(), self.trace.calls.len())?;
                 if call.index() != self.next_call {
@@ -276,19 +331,19 @@ impl<'a> Walk<'a> {
         self.next_op += 1;
         let op = self.trace.op(id);
         for tensor in self.trace.inputs(op) {
-            self.alive(tensor.storage)?;
+            self.used(op, tensor.storage)?;
         }
         for tensor in self.trace.outputs(op) {
             if self.trace.storages[tensor.storage.index()].birth == Some(id) {
                 self.held[tensor.storage.index()] = true;
             }
-            self.alive(tensor.storage)?;
+            self.used(op, tensor.storage)?;
         }
         for &storage in self.trace.mutates(op) {
-            self.alive(storage)?;
+            self.used(op, storage)?;
         }
         for tensor in self.trace.saves(op) {
-            self.alive(tensor.storage)?;
+            self.used(op, tensor.storage)?;
         }
         for tensor in self.trace.saves(op) {
             self.saved[tensor.storage.index()] += 1;
@@ -297,6 +352,28 @@ impl<'a> Walk<'a> {
             return Err(Fault::CallNesting { call });
         }
         Ok(())
+    }
+
+    fn micro_batch(&mut self, found: u32) -> Result<(), Fault> {
+        if let Some(&call) = self.open.last() {
+            return Err(Fault::MicroBatchInside { call });
+        }
+        if found != self.next_micro_batch {
+            return Err(Fault::MicroBatchOrder { expected: self.next_micro_batch, found });
+        }
+        self.next_micro_batch = found.saturating_add(1);
+        Ok(())
+    }
+
+    /// An operator touches a storage. A view only refers to it.
+    fn used(&self, op: &Op, storage: StorageId) -> Result<(), Fault> {
+        if op.flags.view { self.alive(storage) } else { self.present(storage) }
+    }
+
+    /// The storage is alive, and its bytes are there.
+    fn present(&self, storage: StorageId) -> Result<(), Fault> {
+        self.alive(storage)?;
+        if self.released[storage.index()] { Err(Fault::Released { storage }) } else { Ok(()) }
     }
 
     fn alive(&self, storage: StorageId) -> Result<(), Fault> {

@@ -46,7 +46,7 @@ pub use rematic_torch::{
     Baseline, MilpOptions, MilpOutcome, ModuleGraph, ModuleStats, StepStats, TorchError, Tradeoffs, milp,
     optimal_policy,
 };
-pub use rematic_trace::{Bytes, Category, Dtype, FileError, Millis, Phase, StepTrace};
+pub use rematic_trace::{Bytes, Category, DeviceKind, Dtype, FileError, Millis, Origin, Phase, StepTrace};
 pub use source::Source;
 pub use target::{CostSource, StepReport, Target};
 

@@ -47,12 +47,13 @@ impl Target {
         if limits.whole {
             return Err(Error::WholeMilp);
         }
+        let rank = &*self.of_rank(trace)?;
         let costs = self.costs(trace)?;
         let cancel = limits.cancel.clone();
         cancel.catch(|| {
-            let mut options = milp_options(&limits, settings, budget)?;
+            let mut options = milp_options(self.ranks, &limits, settings, budget)?;
             let chosen = !limits.only.is_empty() || !limits.never.is_empty();
-            let problem = self.problem(trace, &costs, limits)?;
+            let problem = self.problem(rank, &costs, limits)?;
             options.ac_units = chosen.then(|| problem.checkpointable());
             let (graph, tradeoffs) = self.module_graph(trace, &costs)?;
             let found = MilpAnswer {
@@ -82,11 +83,12 @@ impl Target {
     }
 }
 
-fn milp_options(limits: &Limits, settings: MilpSettings, budget: Bytes) -> Result<MilpOptions, Error> {
+/// Torch's model spreads parameters and gradients by itself.
+fn milp_options(ranks: u64, limits: &Limits, settings: MilpSettings, budget: Bytes) -> Result<MilpOptions, Error> {
     let mut options = MilpOptions::new(budget);
-    options.world_size = u32::try_from(limits.world_size).map_err(|_| TorchError::Setting {
+    options.world_size = u32::try_from(ranks).map_err(|_| TorchError::Setting {
         setting: "world_size",
-        found: limits.world_size.to_string(),
+        found: ranks.to_string(),
         needed: "at most 4294967295 to the planner milp",
     })?;
     options.gap = settings.gap.unwrap_or(options.gap);

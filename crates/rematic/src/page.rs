@@ -47,6 +47,8 @@ impl Target {
         if options.budget == Some(Bytes(0)) {
             return Err(Error::NoBudget { found: Bytes(0) });
         }
+        let whole = trace;
+        let trace = &*self.of_rank(whole)?;
         let costs = self.costs(trace)?;
         let cancel = limits.cancel.clone();
         let allocator = self.allocator(trace);
@@ -61,7 +63,7 @@ impl Target {
                 let recording = problem.record(&solution.checkpoints);
                 PlanView::new(trace, problem.regions(), &document, &solution.checkpoints, &recording, &origins)
             };
-            let explanation = Explanation::new(trace, &costs, &self.device, page_limits)?;
+            let explanation = Explanation::new(whole, self.ranks, &costs, &self.device, page_limits)?;
             let document = PlanDocument::new(&problem, &solution, budget, &self.device.name);
             let recording = problem.record(&solution.checkpoints);
             let page = Page {

@@ -198,6 +198,7 @@ impl Target {
             Planner::Greedy => Problem::greedy,
             Planner::Milp(settings) => return self.milp(trace, limits, settings, budget),
         };
+        let trace = &*self.of_rank(trace)?;
         let costs = self.costs(trace)?;
         let cancel = limits.cancel.clone();
         let (problem, outcome) = cancel.catch(|| -> Result<_, Error> {
@@ -240,6 +241,7 @@ impl Target {
         points: usize,
         progress: impl Fn() + Sync,
     ) -> Result<CurveAnswer, Error> {
+        let trace = &*self.of_rank(trace)?;
         let costs = self.costs(trace)?;
         let cancel = limits.cancel.clone();
         let curve = cancel
@@ -262,6 +264,7 @@ impl Target {
     /// # Errors
     /// If the step cannot be costed, or the plan is for another one.
     pub fn replay(&self, trace: &StepTrace, limits: Limits, document: PlanDocument) -> Result<PlanAnswer, Error> {
+        let trace = &*self.of_rank(trace)?;
         let costs = self.costs(trace)?;
         let problem = self.problem(trace, &costs, limits)?;
         let solution = Self::replayed(&problem, &document, document.budget_bytes)?;

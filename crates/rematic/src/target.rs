@@ -1,11 +1,13 @@
+use std::borrow::Cow;
 use std::path::Path;
 
 use rematic_cost::{CostRule, CostTable, Costs, Device, Devices};
+use rematic_layout::even_shards;
 use rematic_memory::{Allocator, Timeline};
-use rematic_plan::{Explanation, Limits};
+use rematic_plan::{Explanation, Limits, PlanError};
 use rematic_report::StatsReport;
 use rematic_torch::StepStats;
-use rematic_trace::{Bytes, StepTrace};
+use rematic_trace::{Bytes, DeviceKind, StepTrace};
 
 use crate::error::Error;
 
@@ -43,6 +45,8 @@ pub struct Target {
     pub cost: CostSource,
     /// How memory is rounded; `None` for what the step itself says.
     pub allocator: Option<Allocator>,
+    /// Among how many ranks parameters, gradients and optimizer state are spread evenly.
+    pub ranks: u64,
 }
 
 impl Target {
@@ -55,7 +59,15 @@ impl Target {
         if let Some(file) = device_file {
             devices.extend_from(file)?;
         }
-        Ok(Target { device: devices.find(name)?.clone(), cost, allocator: None })
+        Ok(Target { device: devices.find(name)?.clone(), cost, allocator: None, ranks: 1 })
+    }
+
+    /// The step of one of the ranks.
+    ///
+    /// # Errors
+    /// If the step cannot be spread over them.
+    pub fn of_rank<'a>(&self, trace: &'a StepTrace) -> Result<Cow<'a, StepTrace>, Error> {
+        Ok(even_shards(trace, self.ranks).map_err(|why| PlanError::Ranks { ranks: self.ranks, why })?)
     }
 
     /// What the step's operators cost there.
@@ -75,7 +87,7 @@ impl Target {
     /// If the step cannot be costed, or the limits leave nothing to plan.
     pub fn explain(&self, trace: &StepTrace, costs: &Costs, limits: Limits) -> Result<Explanation, Error> {
         let limits = Limits { allocator: self.allocator(trace), ..limits };
-        Ok(Explanation::new(trace, costs, &self.device, limits)?)
+        Ok(Explanation::new(trace, self.ranks, costs, &self.device, limits)?)
     }
 
     /// What there is to say about a budget that the device does not have.
@@ -91,11 +103,13 @@ impl Target {
         self.allocator.unwrap_or_else(|| Self::default_allocator(trace))
     }
 
-    /// CUDA's allocator, unless the step has the fact `device` with the value `cpu`.
+    /// CUDA's allocator, unless the step was traced for the CPU.
     #[must_use]
     pub fn default_allocator(trace: &StepTrace) -> Allocator {
-        let on_cpu = trace.facts.iter().any(|(name, value)| name == "device" && value == "cpu");
-        if on_cpu { Allocator::Cpu } else { Allocator::Cuda }
+        match trace.origin.device {
+            Some(DeviceKind::Cpu) => Allocator::Cpu,
+            Some(DeviceKind::Cuda) | None => Allocator::Cuda,
+        }
     }
 }
 

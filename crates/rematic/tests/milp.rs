@@ -1,5 +1,6 @@
 //! The planner `milp`, replayed.
 
+use rematic_layout::even_shards;
 use std::collections::HashMap;
 
 use rematic::{
@@ -16,7 +17,8 @@ fn plans_are_replayed() {
     let stats = StepStats::new(&trace, &Timeline::replay(&trace, Allocator::Cuda), &costs);
     let tradeoffs = Tradeoffs::new(&trace, &costs, Allocator::Cpu).unwrap();
     let graph = ModuleGraph::new(&trace, &stats, &tradeoffs);
-    let problem = Problem::new(&trace, &costs, Limits { world_size: 4, ..Limits::default() }).unwrap();
+    let rank = even_shards(&trace, 4).unwrap();
+    let problem = Problem::new(&rank, &costs, Limits::default()).unwrap();
     for budget in ["1.6GiB", "1.2GiB", "1GiB"] {
         let options = MilpOptions { world_size: 4, ..MilpOptions::new(budget.parse().unwrap()) };
         let MilpOutcome::Planned(plan) = milp(&graph, &options).unwrap() else { panic!("{budget}") };

@@ -5,6 +5,7 @@ use std::time::Instant;
 use rematic::replay_milp;
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
+use rematic_layout::even_shards;
 use rematic_memory::{Allocator, Timeline};
 use rematic_plan::{Limits, Outcome, Problem};
 use rematic_torch::{MilpOptions, MilpOutcome, ModuleGraph, StepStats, Tradeoffs, milp};
@@ -18,7 +19,8 @@ fn keeps_its_promises(name: &str, layers: Option<u64>, world_size: u64, budgets:
     let model = Model::builtin(name).unwrap().with(&Options { layers, ..Options::default() }).unwrap();
     let trace = model.trace().unwrap();
     let costs = Costs::new(&trace, &Device::find("h100").unwrap(), CostRule::Physical).unwrap();
-    let problem = Problem::new(&trace, &costs, Limits { world_size, ..Limits::default() }).unwrap();
+    let rank = even_shards(&trace, world_size).unwrap();
+    let problem = Problem::new(&rank, &costs, Limits::default()).unwrap();
     let start = Instant::now();
     let least = problem.least().replayed.peak.0;
     let found_least = start.elapsed();

@@ -49,13 +49,19 @@ fn every_word_is_documented() {
     for category in ["parameter", "buffer", "gradient", "activation", "temp", "optimizer", "other"] {
         assert!(DOCUMENT.contains(&format!("`{category}`")), "{category}");
     }
-    let words = "format version model facts names layouts modules calls storages ops events name class parent \
-                 parameters buffers module inputs outputs phase call differentiates flags mutates saves view random \
-                 collective host";
+    let words = "format version origin place streams collectives names layouts modules calls storages ops events name \
+                 class parent parameters buffers module inputs outputs phase call differentiates flags mutates saves view \
+                 random host stream collective model device versions batch precision options assumptions facts";
     for word in words.split_whitespace() {
         assert!(DOCUMENT.contains(&format!("`{word}`")), "{word}");
     }
-    for event in ["op", "drop", "unsave", "recategorize", "enter", "exit", "enter_backward", "exit_backward"] {
+    for kind in ["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "receive", "unknown"]
+    {
+        assert!(DOCUMENT.contains(kind), "{kind}");
+    }
+    let new = ["release", "restore", "wait", "micro_batch"];
+    let old = ["op", "drop", "return", "unsave", "recategorize", "enter", "exit", "enter_backward", "exit_backward"];
+    for event in old.into_iter().chain(new) {
         assert!(DOCUMENT.contains(&format!("`{{\"{event}\":")), "{event}");
     }
 }

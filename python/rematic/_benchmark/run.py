@@ -57,7 +57,7 @@ def run(
 
 def _device(trace: Trace, device: str | torch.device | None) -> torch.device:
     if device is None:
-        on_gpu = torch.cuda.is_available() and trace.facts.get("device") != "cpu"
+        on_gpu = torch.cuda.is_available() and trace.device != "cpu"
         device = "cuda" if on_gpu else "cpu"
     kind = kind_of(device)
     if kind == "cuda" and not torch.cuda.is_available():

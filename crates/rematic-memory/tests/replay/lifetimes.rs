@@ -2,7 +2,7 @@
 
 use crate::script::{Action, Script};
 use rematic_memory::{Allocator, Moment, Resident, Timeline};
-use rematic_trace::{Bytes, Category, Event, Parameter, Phase};
+use rematic_trace::{Bytes, Category, Event, Parameter, Phase, Pool};
 
 fn totals(timeline: &Timeline) -> Vec<u64> {
     timeline.totals().iter().map(|bytes| bytes.0).collect()
@@ -192,4 +192,36 @@ fn residents_are_the_largest_with_their_holders() {
     assert_eq!(early, [resident(a, 100, Category::Activation, Some(maker), Some(root), true, vec![maker])]);
     let before = Resident::after(&script.trace, Allocator::Cpu, None, 1);
     assert_eq!(before, [resident(weight, 50, Category::Parameter, None, Some(root), true, vec![])]);
+}
+
+/// FSDP2's `storage.resize_(0)`: the bytes go and come back while the parameter and autograd refer to the storage.
+#[test]
+fn released_bytes_do_not_count_while_references_stay() {
+    let mut script = Script::new();
+    let weight = script.before(1000, Category::Parameter);
+    let reader = script.run(Phase::Forward, Action { saves: &[weight], ..Action::default() });
+    script.push(Event::Release(weight));
+    let released = script.look(Phase::Forward);
+    script.push(Event::Recategorize(weight, Category::Other));
+    script.push(Event::Restore(weight));
+    let restored = script.look(Phase::Backward);
+    script.push(Event::Release(weight));
+    script.drop(weight);
+    script.push(Event::Unsave(reader));
+    let dead = script.look(Phase::Backward);
+    let timeline = script.replay(Allocator::Cpu);
+    let total = |op| timeline.after(op).unwrap().total().0;
+    assert_eq!([reader, released, restored, dead].map(total), [1000, 0, 1000, 0]);
+    assert_eq!(timeline.after(restored).unwrap()[Category::Other], Bytes(1000));
+    assert!(Resident::after(&script.trace, Allocator::Cpu, Some(released), 9).is_empty());
+}
+
+#[test]
+fn pinned_memory_is_not_the_devices() {
+    let mut script = Script::new();
+    let host = script.before(4096, Category::Parameter);
+    script.trace.set_pool(host, Pool::Pinned);
+    script.make(Phase::Forward, 100);
+    let timeline = script.replay(Allocator::Cuda);
+    assert_eq!((timeline.start().total(), timeline.peak().total()), (Bytes(0), Bytes(512)));
 }

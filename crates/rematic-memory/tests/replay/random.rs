@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use rematic_memory::{Allocator, Resident, Timeline};
 use rematic_trace::{
-    CallId, Category, Event, Flags, LayoutId, Module, ModuleId, OpId, OpRecord, Parameter, Phase, StepTrace, StorageId,
-    Tensor,
+    CallId, Category, Event, Flags, LayoutId, Module, ModuleId, OpId, OpRecord, Parameter, Phase, Pool, StepTrace,
+    StorageId, Tensor,
 };
 
 use crate::reference::{self, Seen, state};
@@ -17,7 +17,7 @@ const SIZES: [u64; 5] = [0, 100, 512, 700, 1024];
 type Move = (u8, u32, u32);
 
 fn moves(most: usize) -> impl Strategy<Value = Vec<Move>> {
-    prop::collection::vec((0..20_u8, any::<u32>(), any::<u32>()), 0..most)
+    prop::collection::vec((0..24_u8, any::<u32>(), any::<u32>()), 0..most)
 }
 
 fn pick<T: Copy>(from: &[T], dice: u32) -> Option<T> {
@@ -29,6 +29,7 @@ struct Generator {
     script: Script,
     held: Vec<StorageId>,
     saving: Vec<OpId>,
+    released: Vec<StorageId>,
     open: Vec<CallId>,
     returned: Vec<CallId>,
 }
@@ -41,6 +42,14 @@ impl Generator {
             .iter()
             .map(|&dice| script.before(SIZES[dice as usize % SIZES.len()], Category::ALL[dice as usize % 7]))
             .collect();
+        for storage in held.iter().filter(|storage| before[storage.index()] & 128 != 0) {
+            script.trace.set_pool(*storage, Pool::Pinned);
+        }
+        let released: Vec<StorageId> =
+            held.iter().copied().filter(|storage| before[storage.index()] & 32 != 0).collect();
+        for storage in &released {
+            script.trace.set_released(*storage);
+        }
         for (index, &(parent, storage)) in tree.iter().enumerate() {
             let parent = (index > 0).then(|| ModuleId::new(parent as usize % index));
             let module = script.module(&format!("m{index}"), parent);
@@ -52,7 +61,7 @@ impl Generator {
                 }
             }
         }
-        Generator { script, held, saving: Vec::new(), open: Vec::new(), returned: Vec::new() }
+        Generator { script, held, saving: Vec::new(), released, open: Vec::new(), returned: Vec::new() }
     }
 
     fn alive(&self) -> Vec<StorageId> {
@@ -65,7 +74,8 @@ impl Generator {
     }
 
     fn make(&mut self, phase: Phase, (action, a, b): Move) {
-        let alive = self.alive();
+        let mut alive = self.alive();
+        let released: Vec<StorageId> = alive.extract_if(.., |storage| self.released.contains(storage)).collect();
         match action {
             0..=5 => self.run(phase, &alive, a, b),
             6..=8 => {
@@ -81,7 +91,7 @@ impl Generator {
                 }
             }
             11 => {
-                if let Some(storage) = pick(&alive, a) {
+                if let Some(storage) = pick(if b & 64 == 0 { &alive } else { &released }, a) {
                     self.script.push(Event::Recategorize(storage, Category::ALL[b as usize % 7]));
                 }
             }
@@ -91,9 +101,21 @@ impl Generator {
                 self.open.push(self.script.trace.enter(module, inputs));
             }
             14..=15 => self.exit(pick(&alive, b)),
+            16..=17 => {
+                if let Some(storage) = pick(&alive, a) {
+                    self.released.push(storage);
+                    self.script.push(Event::Release(storage));
+                }
+            }
+            18..=19 => {
+                if let Some(storage) = pick(&released, a) {
+                    self.released.retain(|released| *released != storage);
+                    self.script.push(Event::Restore(storage));
+                }
+            }
             _ => {
                 if let Some(call) = pick(&self.returned, a) {
-                    let event = if action < 18 { Event::EnterBackward(call) } else { Event::ExitBackward(call) };
+                    let event = if action < 22 { Event::EnterBackward(call) } else { Event::ExitBackward(call) };
                     self.script.push(event);
                 }
             }
@@ -158,7 +180,7 @@ fn stray() -> impl Strategy<Value = usize> {
 }
 
 fn stray_event() -> impl Strategy<Value = Event> {
-    (0..8_u8, stray(), 0..7_usize).prop_map(|(kind, id, category)| match kind {
+    (0..10_u8, stray(), 0..7_usize).prop_map(|(kind, id, category)| match kind {
         0 => Event::Op(OpId::new(id)),
         1 => Event::Drop(StorageId::new(id)),
         2 => Event::Unsave(OpId::new(id)),
@@ -166,6 +188,8 @@ fn stray_event() -> impl Strategy<Value = Event> {
         4 => Event::Enter(CallId::new(id)),
         5 => Event::Exit(CallId::new(id)),
         6 => Event::EnterBackward(CallId::new(id)),
+        7 => Event::Release(StorageId::new(id)),
+        8 => Event::Restore(StorageId::new(id)),
         _ => Event::ExitBackward(CallId::new(id)),
     })
 }

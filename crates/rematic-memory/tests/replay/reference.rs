@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use rematic_memory::{Allocator, ModuleMemory, Pass, Resident};
-use rematic_trace::{Bytes, CallId, Category, Event, ModuleId, OpId, Phase, StepTrace, StorageId};
+use rematic_trace::{Bytes, CallId, Category, Event, ModuleId, OpId, Phase, Pool, StepTrace, Storage, StorageId};
 
 /// Bytes per category, in the order of [`Category::ALL`].
 pub(crate) type State = [u64; 7];
@@ -54,6 +54,7 @@ struct World<'a> {
     allocator: Allocator,
     held: BTreeSet<StorageId>,
     saving: BTreeSet<OpId>,
+    released: BTreeSet<StorageId>,
     categories: Vec<Category>,
     /// Calls under way, forward and backward.
     open: [BTreeSet<CallId>; 2],
@@ -61,7 +62,10 @@ struct World<'a> {
 
 impl World<'_> {
     fn bytes(&self, storage: StorageId) -> u64 {
-        let requested = self.trace.storages()[storage.index()].bytes;
+        let Storage { bytes: requested, pool, .. } = self.trace.storages()[storage.index()];
+        if pool == Pool::Pinned {
+            return 0;
+        }
         match self.allocator {
             Allocator::Cuda => requested.div_ceil(512) * 512,
             _ => requested,
@@ -75,7 +79,8 @@ impl World<'_> {
 
     fn alive(&self) -> Vec<StorageId> {
         let all = (0..self.trace.storages().len()).map(StorageId::new);
-        all.filter(|storage| self.held.contains(storage) || !self.savers(*storage).is_empty()).collect()
+        let present = all.filter(|storage| !self.released.contains(storage));
+        present.filter(|storage| self.held.contains(storage) || !self.savers(*storage).is_empty()).collect()
     }
 
     fn state(&self) -> State {
@@ -140,12 +145,14 @@ impl World<'_> {
 }
 
 pub(crate) fn replay(trace: &StepTrace, allocator: Allocator) -> Reference {
-    let before = |(index, storage): (usize, &rematic_trace::Storage)| storage.birth.is_none().then_some(index);
+    let before = |(index, storage): (usize, &Storage)| storage.birth.is_none().then_some(index);
+    let released = |(index, storage): (usize, &Storage)| storage.released.then_some(index);
     let mut world = World {
         trace,
         allocator,
         held: trace.storages().iter().enumerate().filter_map(before).map(StorageId::new).collect(),
         saving: BTreeSet::new(),
+        released: trace.storages().iter().enumerate().filter_map(released).map(StorageId::new).collect(),
         categories: trace.storages().iter().map(|storage| storage.category).collect(),
         open: [BTreeSet::new(), BTreeSet::new()],
     };
@@ -197,7 +204,9 @@ fn follow(world: &mut World<'_>, reference: &mut Reference, event: Event) {
                 }
             }
         }
-        Event::Return(_) => {}
+        Event::Return(_) | Event::Wait { .. } | Event::MicroBatch(_) => {}
+        Event::Release(storage) => assert!(world.released.insert(storage)),
+        Event::Restore(storage) => assert!(world.released.remove(&storage)),
         Event::Drop(storage) => assert!(world.held.remove(&storage)),
         Event::Unsave(op) => assert!(world.saving.remove(&op)),
         Event::Recategorize(storage, category) => world.categories[storage.index()] = category,

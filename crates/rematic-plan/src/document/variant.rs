@@ -139,7 +139,7 @@ impl PlanDocument {
         regions: &Regions,
     ) -> Result<(PlanDocument, Vec<Checkpoint>), DocumentError> {
         let runs = opening_ops(trace);
-        let inputs = inputs_in(&trace.facts);
+        let inputs = trace.origin.inputs.as_deref();
         let mut found = Vec::new();
         let mut refused = None;
         for variant in self.each() {

@@ -21,15 +21,9 @@ pub struct ResidentGroup {
     pub held_by: String,
 }
 
-/// What is alive right after an operator (for `None`, before the step), the largest group first. Parameters, gradients and
-/// optimizer state are spread evenly over `world_size` devices.
+/// What is alive right after an operator (for `None`, before the step), the largest group first.
 #[must_use]
-pub fn resident_groups(
-    trace: &StepTrace,
-    allocator: Allocator,
-    op: Option<OpId>,
-    world_size: u64,
-) -> Vec<ResidentGroup> {
+pub fn resident_groups(trace: &StepTrace, allocator: Allocator, op: Option<OpId>) -> Vec<ResidentGroup> {
     let mut groups: Vec<ResidentGroup> = Vec::new();
     let mut places = HashMap::new();
     for resident in Resident::after(trace, allocator, op, usize::MAX) {
@@ -43,12 +37,7 @@ pub fn resident_groups(
             groups.len() - 1
         });
         groups[place].count += 1;
-        groups[place].bytes += match resident.category {
-            Category::Parameter | Category::Gradient | Category::Optimizer => {
-                Bytes(resident.bytes.0.div_ceil(world_size.max(1)))
-            }
-            _ => resident.bytes,
-        };
+        groups[place].bytes += resident.bytes;
     }
     groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
     groups

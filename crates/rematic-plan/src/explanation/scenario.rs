@@ -47,14 +47,8 @@ impl Scale {
 }
 
 /// Replays the whole step with a change.
-pub(super) fn replay(
-    trace: &StepTrace,
-    regions: &Regions,
-    allocator: Allocator,
-    world_size: u64,
-    change: &Change,
-) -> Highest {
-    let mut sizes: Vec<Bytes> = trace.storages().iter().map(|storage| Bytes(storage.bytes)).collect();
+pub(super) fn replay(trace: &StepTrace, regions: &Regions, allocator: Allocator, change: &Change) -> Highest {
+    let mut sizes: Vec<Bytes> = trace.storages().iter().map(|storage| Bytes(storage.own_bytes())).collect();
     for (storage, scale) in &change.scales {
         sizes[storage.index()] = scale.apply(sizes[storage.index()]);
     }

@@ -4,6 +4,7 @@ mod model;
 mod plans;
 
 use rematic_cost::{CostRule, Costs, Device};
+use rematic_layout::even_shards;
 use rematic_memory::Allocator;
 use rematic_plan::{Limits, Outcome, Problem};
 use rematic_trace::Bytes;
@@ -39,12 +40,9 @@ fn compare(seed: u64, most: usize, tally: &mut Tally) {
     let mut dice = Dice::new(seed ^ 0x5eed);
     let device = Device::find(["a100-80", "h100"][dice.roll(2)]).unwrap();
     let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
-    let limits = Limits {
-        allocator: [Allocator::Cuda, Allocator::Cpu][dice.roll(2)],
-        world_size: 1 + dice.roll(3) as u64,
-        whole: dice.roll(8) == 0,
-        ..Limits::default()
-    };
+    let allocator = [Allocator::Cuda, Allocator::Cpu][dice.roll(2)];
+    let trace = even_shards(&trace, 1 + dice.roll(3) as u64).unwrap();
+    let limits = Limits { allocator, whole: dice.roll(8) == 0, ..Limits::default() };
     let problem = Problem::new(&trace, &costs, limits.clone()).unwrap();
     let Some(plans) = Plans::all(&trace, &costs, &limits, &problem, most) else { return };
     let (baseline, least) = (problem.baseline().peak.0, plans.least_peak());

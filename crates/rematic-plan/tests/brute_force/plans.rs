@@ -18,7 +18,7 @@ impl Plans {
         most: usize,
     ) -> Option<Plans> {
         let regions = problem.regions();
-        let ledger = Ledger::new(trace, limits.allocator).sharded(limits.world_size);
+        let ledger = Ledger::new(trace, limits.allocator);
         let mut look = Candidates::new(trace, regions, &ledger, costs);
         let candidates: Vec<Option<Candidate>> = regions
             .all()

@@ -15,7 +15,7 @@ fn explain_with(trace: &StepTrace, allocator: Allocator, world_size: u64) -> Exp
     trace.validate().expect("the step breaks a rule");
     let device = Device::find("h100").unwrap();
     let costs = Costs::new(trace, &device, CostRule::Physical).unwrap();
-    Explanation::new(trace, &costs, &device, Limits { allocator, world_size, ..Limits::default() }).unwrap()
+    Explanation::new(trace, world_size, &costs, &device, Limits { allocator, ..Limits::default() }).unwrap()
 }
 
 fn remedy(explanation: &Explanation, kind: RemedyKind) -> Option<&Remedy> {

@@ -3,7 +3,8 @@ use std::path::Path;
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
 use rematic_fake::{AttentionKernel, Dtype};
-use rematic_memory::{Allocator, Ledger, Timeline};
+use rematic_layout::even_shards;
+use rematic_memory::{Allocator, Ledger, Ran, Schedule, Timeline};
 use rematic_plan::{Explanation, Limits, Outcome, Problem, RemedyKind};
 use rematic_trace::{Bytes, Category, Event, Phase, StepTrace, StorageId};
 
@@ -32,10 +33,11 @@ fn sharding_is_the_planners_baseline() {
     for trace in models {
         let device = Device::find("h100").unwrap();
         let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
-        let problem = Problem::new(&trace, &costs, Limits { world_size: 8, ..Limits::default() }).unwrap();
+        let rank = even_shards(&trace, 8).unwrap();
+        let problem = Problem::new(&rank, &costs, Limits::default()).unwrap();
         let explanation = explain(&trace);
         let sharded = remedy(&explanation, RemedyKind::Sharding).unwrap();
-        assert_eq!(sharded.peak_bytes, problem.baseline().peak, "{}", trace.model);
+        assert_eq!(sharded.peak_bytes, problem.baseline().peak, "{}", trace.origin.model);
     }
 }
 
@@ -99,19 +101,16 @@ fn chunked(trace: &StepTrace, elements: u64) -> Bytes {
         activation && [2 * elements, 4 * elements].contains(&storage.bytes)
     };
     let logits: Vec<StorageId> = (0..trace.storages().len()).map(StorageId::new).filter(of_logits).collect();
-    let mut ledger = Ledger::new(trace, Allocator::Cuda);
+    let start = Ledger::new(trace, Allocator::Cuda);
     let mut highest = Bytes(0);
-    for &event in trace.events() {
-        ledger.apply(trace, event);
-        if let Event::Op(_) = event {
-            let alive = logits.iter().filter(|storage| ledger.is_alive(**storage));
-            let spared = alive.map(|storage| {
-                let bytes = ledger.footprint(*storage);
-                bytes - Bytes(bytes.0.div_ceil(8)).round_up_to(Bytes(512))
-            });
-            highest = highest.max(ledger.snapshot().total() - spared.sum());
-        }
-    }
+    Schedule::plain(trace, &start).replay(&mut |_: Ran, ledger: &Ledger| {
+        let alive = logits.iter().filter(|storage| ledger.is_alive(**storage));
+        let spared = alive.map(|storage| {
+            let bytes = ledger.footprint(*storage);
+            bytes - Bytes(bytes.0.div_ceil(8)).round_up_to(Bytes(512))
+        });
+        highest = highest.max(ledger.snapshot().total() - spared.sum());
+    });
     highest
 }
 
@@ -124,7 +123,7 @@ fn a_chunked_loss_is_what_the_sizes_say() {
     {
         let explanation = explain(&trace);
         let found = remedy(&explanation, RemedyKind::ChunkedLoss).unwrap();
-        assert_eq!(found.peak_bytes, chunked(&trace, elements), "{}", trace.model);
+        assert_eq!(found.peak_bytes, chunked(&trace, elements), "{}", trace.origin.model);
     }
 }
 

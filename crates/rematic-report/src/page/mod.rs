@@ -186,7 +186,7 @@ impl Page<'_> {
         let (document, checkpoints, recording) = self.chosen;
         let chosen = PlanView::new(self.trace, self.regions, document, checkpoints, recording, self.origins);
         let data = crate::json::line(&self.document(&chosen)).replace('<', "\\u003c");
-        let title = escaped(&format!("{}: memory of a training step", self.trace.model));
+        let title = escaped(&format!("{}: memory of a training step", self.trace.origin.model));
         let mut html = String::with_capacity(HTML.len() + STYLE.len() + SCRIPT.len() + data.len());
         // Each mark stands in the page once, and what replaces one is not looked at again.
         let mut rest = HTML;
@@ -212,9 +212,9 @@ impl Page<'_> {
             (module.name.as_str(), module.class.as_str(), parent)
         };
         Document {
-            model: &trace.model,
+            model: &trace.origin.model,
             version: env!("CARGO_PKG_VERSION"),
-            facts: trace.facts.iter().map(|(name, value)| stats::fact(name, value)).collect(),
+            facts: trace.origin.facts().iter().map(|(name, value)| stats::fact(name, value)).collect(),
             assumptions: self.assumptions(),
             device: &self.device.product,
             device_bytes: self.device.memory,

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use rematic_memory::{Allocator, Checkpoint, Ledger, Regions, replay_checkpointed};
+use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Regions, Schedule};
 use rematic_trace::{OpId, StepTrace};
 use serde::Deserialize;
 
@@ -49,10 +49,10 @@ fn checkpointed_steps_equal_torch() {
         let regions = Regions::new(&trace);
         let checkpoints = case.checkpoints(&trace, &regions);
         assert_eq!(checkpoints.len(), case.units.len());
-        let mut ledger = Ledger::new(&trace, Allocator::Cuda).with_copies();
+        let start = Ledger::new(&trace, Allocator::Cuda);
         let mut found = Vec::new();
-        replay_checkpointed(&trace, &regions, &checkpoints, &mut ledger, |ran, snapshot| {
-            found.push((trace.op_name(trace.op(ran.op)).to_owned(), snapshot.total().0));
+        Schedule::planned(&trace, &start, &regions, &checkpoints).replay(&mut |ran: Ran, ledger: &Ledger| {
+            found.push((trace.op_name(trace.op(ran.op)).to_owned(), ledger.snapshot().total().0));
         });
         found.retain(|(name, _)| name != "detach.default");
         let place = (0..found.len().max(case.timeline.len())).find(|&at| found.get(at) != case.timeline.get(at));

@@ -35,7 +35,7 @@ pub(crate) fn consume(bytes: &[u8]) -> bool {
 }
 
 fn explain(trace: &StepTrace, costs: &Costs, device: &Device, allocator: Allocator) {
-    let explanation = Explanation::new(trace, costs, device, Limits { allocator, ..Limits::default() }).unwrap();
+    let explanation = Explanation::new(trace, 1, costs, device, Limits { allocator, ..Limits::default() }).unwrap();
     assert_eq!(explanation.residents.iter().map(|group| group.bytes).sum::<Bytes>(), explanation.peak_bytes);
     for remedy in &explanation.remedies {
         assert_eq!(remedy.peak_bytes + remedy.freed_bytes, explanation.peak_bytes);

@@ -23,12 +23,14 @@ pub(crate) enum Wound {
     Layout(Index, &'static str, Vec<(u64, u64)>),
     /// Another operator's name.
     Name(Index, &'static str),
+    /// Another event somewhere.
+    Event(Index, Value),
     /// More of what a row of a table has in a list.
     Repeat(&'static str, Index, &'static str, usize),
 }
 
 /// Words of the format, names of operators that have formulas of their own, and others.
-const WORDS: [&str; 22] = [
+const WORDS: [&str; 32] = [
     "",
     "f64",
     "f8",
@@ -41,6 +43,16 @@ const WORDS: [&str; 22] = [
     "optimizer",
     "view",
     "host",
+    "collective",
+    "pinned",
+    "released",
+    "unknown",
+    "all_to_all",
+    "compute",
+    "dp_shard",
+    "dp_shard+dp_shard",
+    "cpu",
+    "cuda",
     "mm.default",
     "bmm.default",
     "convolution.default",
@@ -85,7 +97,7 @@ impl Wound {
         let extent = prop_oneof![0..4_u64, select(vec![1 << 20, 1 << 31, 1 << 61, u64::MAX])];
         let stride = prop_oneof![3 => Just(0_u64), 1 => 0..4_u64, 1 => Just(u64::MAX)];
         let dims = prop::collection::vec((extent, stride), 0..5);
-        let tables = vec!["storages", "layouts", "calls"];
+        let tables = vec!["storages", "layouts", "calls", "collectives", "place"];
         let lists = vec![
             ("ops", "inputs"),
             ("ops", "saves"),
@@ -102,17 +114,33 @@ impl Wound {
             2 => (at(), select(WORDS.to_vec())).prop_map(|(at, word)| Wound::Name(at, word)),
             2 => (select(lists), at(), 1..40_usize)
                 .prop_map(|((table, list), at, times)| Wound::Repeat(table, at, list, times)),
+            2 => (at(), event()).prop_map(|(at, event)| Wound::Event(at, event)),
             1 => (at(), select(WORDS.to_vec())).prop_map(|(at, word)| Wound::Text(at, word)),
         ]
         .boxed()
     }
 }
 
+/// Of those that version 2 brought.
+fn event() -> impl Strategy<Value = Value> {
+    (select(vec!["release", "restore", "wait", "micro_batch"]), 0..40_u64, 0..3_u64).prop_map(|(name, id, other)| {
+        if name == "wait" {
+            json!({ name: [other, id % 3] })
+        } else {
+            json!({ name: if name == "micro_batch" { other } else { id } })
+        }
+    })
+}
+
 pub(crate) fn wound(trace: &mut Value, wound: &Wound) {
     match wound {
         Wound::Number(table, at, value) => {
             let below = match table {
-                Some(table) => &mut trace[*table],
+                // Not every trace has every table.
+                Some(table) => match trace.get_mut(*table) {
+                    Some(table) => table,
+                    None => return,
+                },
                 None => trace,
             };
             replace(below, Value::is_number, at, value.clone());
@@ -140,6 +168,11 @@ pub(crate) fn wound(trace: &mut Value, wound: &Wound) {
                 let at = at.index(rows.len());
                 let (shape, strides): (Vec<u64>, Vec<u64>) = dims.iter().copied().unzip();
                 rows[at] = json!([dtype, shape, strides]);
+            }
+        }
+        Wound::Event(at, event) => {
+            if let Some(rows) = trace["events"].as_array_mut() {
+                rows.insert(at.index(rows.len() + 1), event.clone());
             }
         }
         Wound::Name(at, word) => replace(&mut trace["names"], Value::is_string, at, json!(word)),

@@ -3,6 +3,8 @@
 
 mod consume;
 mod damage;
+#[path = "../fsdp2/mod.rs"]
+mod fsdp2;
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -16,10 +18,11 @@ use serde_json::Value;
 
 use crate::consume::consume;
 
-/// Half a second each; `PROPTEST_CASES` asks for more.
+/// A second each; `PROPTEST_CASES` asks for more.
 const CASES: u32 = 1000;
 
-/// Small real traces as JSON: with fused attention, and with many views and casts.
+/// Small traces as JSON: with fused attention, with many views and casts, and one rank's under FSDP2 with all that version 2
+/// brought.
 static TRACES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
     let options = |attention, optimizer| Options {
         batch: Some(2),
@@ -36,8 +39,12 @@ static TRACES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
         .into_iter()
         .map(|(attention, optimizer)| {
             let model = Model::builtin("seed-transformer").unwrap().with(&options(attention, optimizer)).unwrap();
+            model.trace().unwrap()
+        })
+        .chain([fsdp2::step()])
+        .map(|trace| {
             let mut text = Vec::new();
-            model.trace().unwrap().to_writer(&mut text).unwrap();
+            trace.to_writer(&mut text).unwrap();
             text
         })
         .collect()
@@ -100,7 +107,7 @@ proptest! {
 
     #[test]
     fn damaged_bytes_are_read_or_refused(
-        which in 0..2_usize,
+        which in 0..3_usize,
         damage in prop::collection::vec(bytes_damage(), 1..4),
     ) {
         consume(&damaged(TRACES[which].clone(), &damage));
@@ -113,7 +120,7 @@ proptest! {
 
     #[test]
     fn damaged_structure_is_read_or_refused(
-        which in 0..2_usize,
+        which in 0..3_usize,
         wounds in prop::collection::vec(Wound::any(), 1..3),
     ) {
         let mut trace = PARSED[which].clone();
@@ -126,7 +133,7 @@ proptest! {
     /// Rows that mean something else but may still be valid: sizes, shapes, strides, names, flags, categories.
     #[test]
     fn other_contents_in_a_valid_frame_are_read_or_refused(
-        which in 0..2_usize,
+        which in 0..3_usize,
         wounds in prop::collection::vec(Wound::of_contents(), 1..4),
     ) {
         let mut trace = PARSED[which].clone();

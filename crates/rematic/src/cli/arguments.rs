@@ -1,6 +1,8 @@
 use std::path::PathBuf;
 
-use crate::{Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Optimizer, Options, Target};
+use crate::{
+    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Optimizer, Options, Origin, Target,
+};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
@@ -131,17 +133,19 @@ fn probability(text: &str) -> Result<f64, String> {
 impl SourceArguments {
     /// The options, with those that are not given as a plan's facts have them.
     pub(crate) fn options_like(&self, facts: &[(String, String)]) -> Options {
-        let fact = |name: &str| facts.iter().find(|(fact, _)| fact == name).map(|(_, value)| value.as_str());
-        fn named<T: ValueEnum>(name: Option<&str>) -> Option<T> {
+        let origin = Origin::from_facts("", facts);
+        fn named<T: ValueEnum>(name: Option<&String>) -> Option<T> {
             T::from_str(name?, false).ok()
         }
         let given = self.options();
+        let optimizer = || named::<OptimizerName>(origin.optimizer.as_ref()).map(Optimizer::from);
+        let attention = || named::<AttentionName>(origin.attention.as_ref()).map(AttentionKernel::from);
         Options {
-            batch: given.batch.or_else(|| fact("batch")?.parse().ok()),
-            seq: given.seq.or_else(|| fact("seq")?.parse().ok()),
-            dtype: given.dtype.or_else(|| fact("dtype")?.parse().ok()),
-            optimizer: given.optimizer.or_else(|| named::<OptimizerName>(fact("optimizer")).map(Optimizer::from)),
-            attention: given.attention.or_else(|| named::<AttentionName>(fact("attention")).map(AttentionKernel::from)),
+            batch: given.batch.or(origin.batch),
+            seq: given.seq.or(origin.seq),
+            dtype: given.dtype.or(origin.precision),
+            optimizer: given.optimizer.or_else(optimizer),
+            attention: given.attention.or_else(attention),
             ..given
         }
     }
@@ -214,6 +218,12 @@ impl StepArguments {
         let mut target = Target::find(&self.device.device, self.device.device_file.as_deref(), cost)?;
         target.allocator = self.allocator.map(Allocator::from);
         Ok(target)
+    }
+}
+
+impl LimitArguments {
+    pub(crate) fn target(&self) -> Result<Target, Error> {
+        Ok(Target { ranks: self.world_size.unwrap_or(1).into(), ..self.step.target()? })
     }
 }
 

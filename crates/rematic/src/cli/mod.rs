@@ -13,7 +13,7 @@ use std::path::Path;
 use clap::Parser;
 use owo_colors::OwoColorize;
 
-use crate::{Devices, Error, ExplanationReport, Limits, SavedReport, Source, StepReport, StepTrace, visible};
+use crate::{Devices, Error, ExplanationReport, Limits, SavedReport, Source, StepReport, StepTrace, Target, visible};
 use arguments::{Arguments, DevicesArguments, ExplainArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
 use terminal::{Warnings, style};
 
@@ -85,11 +85,10 @@ fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
 }
 
 fn explain(arguments: &ExplainArguments) -> Result<String, Failure> {
-    let target = arguments.step.target()?;
+    let target = Target { ranks: arguments.world_size.into(), ..arguments.step.target()? };
     let trace = read(&arguments.step.source)?;
     let costs = target.costs(&trace)?;
-    let limits = Limits { world_size: arguments.world_size.into(), ..Limits::default() };
-    let explanation = target.explain(&trace, &costs, limits)?;
+    let explanation = target.explain(&trace, &costs, Limits::default())?;
     let measured = costs.measurements();
     let report = ExplanationReport { explanation: &explanation, device: &target.device.product, measured };
     Ok(if arguments.json { report.json() } else { report.text(style(&std::io::stdout())) })

@@ -17,7 +17,7 @@ pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answ
     if arguments.budget == Bytes(0) {
         return Err(Error::NoBudget { found: arguments.budget }.into());
     }
-    let target = arguments.limits.step.target()?;
+    let target = arguments.limits.target()?;
     let trace = read(&arguments.limits.step.source)?;
     if let Some(warning) = target.budget_warning(arguments.budget) {
         warnings.warn(&warning);
@@ -65,13 +65,7 @@ fn write(arguments: &PlanArguments, document: Option<&PlanDocument>, warnings: W
 }
 
 pub(crate) fn limits(arguments: &LimitArguments) -> Limits {
-    Limits {
-        world_size: arguments.world_size.unwrap_or(1).into(),
-        only: arguments.only.clone(),
-        never: arguments.never.clone(),
-        whole: arguments.whole,
-        ..Limits::default()
-    }
+    Limits { only: arguments.only.clone(), never: arguments.never.clone(), whole: arguments.whole, ..Limits::default() }
 }
 
 fn answer(found: &PlanAnswer, trace: &StepTrace, json: bool) -> Answer {
@@ -80,13 +74,13 @@ fn answer(found: &PlanAnswer, trace: &StepTrace, json: bool) -> Answer {
 }
 
 pub(crate) fn curve(arguments: &CurveArguments, warnings: Warnings) -> Result<Answer, Failure> {
-    let target = arguments.limits.step.target()?;
+    let target = arguments.limits.target()?;
     let trace = read(&arguments.limits.step.source)?;
     let bar = progress_bar(arguments.points.into(), warnings);
     let found = target.curve(&trace, limits(&arguments.limits), arguments.points as usize, || bar.inc(1));
     bar.finish_and_clear();
     let found = found?;
-    let report = found.report(&trace.model);
+    let report = found.report(&trace.origin.model);
     let text = if arguments.limits.json { report.json() } else { report.text(style(&std::io::stdout())) };
     Ok(Answer { text, code: 0 })
 }
@@ -102,17 +96,16 @@ pub(crate) fn progress_bar(steps: u64, warnings: Warnings) -> ProgressBar {
 }
 
 pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
-    let target = arguments.limits.step.target()?;
+    let mut target = arguments.limits.target()?;
     let trace = read(&arguments.limits.step.source)?;
     let document = PlanDocument::read(&arguments.plan).map_err(Error::from)?;
     if arguments.emit.is_some() {
         document.single().map_err(Error::from)?;
     }
-    let mut limits = limits(&arguments.limits);
     if arguments.limits.world_size.is_none() {
-        limits.world_size = document.world_size;
+        target.ranks = document.world_size;
     }
-    let found = target.replay(&trace, limits, document)?;
+    let found = target.replay(&trace, limits(&arguments.limits), document)?;
     let mut answer = emitted(arguments.emit, Some(&found.document), answer(&found, &trace, arguments.limits.json));
     if found.replayed.peak > found.document.budget_bytes {
         answer.code = INFEASIBLE;

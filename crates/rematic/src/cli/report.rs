@@ -15,11 +15,11 @@ use crate::{
 const POINTS: usize = 50;
 
 pub(crate) fn report(arguments: &ReportArguments, warnings: Warnings) -> Result<Answer, Failure> {
-    let target = arguments.limits.step.target()?;
+    let mut target = arguments.limits.target()?;
     let (trace, plan) = sources(arguments)?;
-    let mut limits = limits(&arguments.limits);
+    let limits = limits(&arguments.limits);
     if let (None, Some(plan)) = (arguments.limits.world_size, &plan) {
-        limits.world_size = plan.world_size;
+        target.ranks = plan.world_size;
     }
     if let Some(warning) = arguments.budget.and_then(|budget| target.budget_warning(budget)) {
         warnings.warn(&warning);

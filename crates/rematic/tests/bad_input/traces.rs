@@ -124,12 +124,12 @@ fn other_formats_and_newer_versions_are_told_apart() {
     let saved = Saved::new();
     saved.refused_with("/format", json!("pprof"), &["`pprof`", "`rematic-trace`"]);
     saved.refused_with("/format", json!(3), &["not a trace"]);
-    for version in [2_u64, 4_294_967_295, 4_294_967_296, u64::MAX] {
+    for version in [3_u64, 4_294_967_295, 4_294_967_296, u64::MAX] {
         let shown = format!("version {version}");
-        saved.refused_with("/version", json!(version), &[&shown, "reads up to 1", "update rematic"]);
+        saved.refused_with("/version", json!(version), &[&shown, "reads up to 2", "update rematic"]);
     }
-    saved.refused_bytes("new.rmt", br#"{"format":"rematic-trace","version":2,"tables":{}}"#, &["version 2", "update"]);
-    saved.refused_with("/version", json!(0), &["version 0", "write version 1"]);
+    saved.refused_bytes("new.rmt", br#"{"format":"rematic-trace","version":3,"tables":{}}"#, &["version 3", "update"]);
+    saved.refused_with("/version", json!(0), &["version 0", "write version 2"]);
     for version in [json!(-1), json!("1"), json!(1.5), Value::Null] {
         saved.refused_with("/version", version, &["not a trace", "expected u32"]);
     }
