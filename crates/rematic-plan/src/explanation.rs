@@ -96,7 +96,8 @@ impl Explanation {
         let problem = Problem::new(trace, costs, limits)?;
         let flow = Flow::new(trace);
         let loss = Loss::find(trace, &flow);
-        let step = Step { trace, costs, device, problem: &problem, flow: &flow, loss: loss.as_ref(), world_size };
+        let step =
+            Step { whole, trace, costs, device, problem: &problem, flow: &flow, loss: loss.as_ref(), world_size };
         let highest = |change: &Change| {
             // That a step of one rank cannot be spread once more is known to the rule that proposes it.
             let other = change.world_size.and_then(|ranks| even_shards(whole, ranks).ok());
@@ -169,6 +170,7 @@ fn together(
 
 /// What the rules look at.
 struct Step<'a> {
+    whole: &'a StepTrace,
     trace: &'a StepTrace,
     costs: &'a Costs,
     device: &'a Device,

@@ -105,9 +105,9 @@ fn a_ranks_step_is_not_spread_again() {
     let step = folder.path().join("step.rmt");
     fsdp2::step().write(&step).unwrap();
     for verb in [vec!["plan", "--budget", "1MiB"], vec!["explain"], vec!["curve"]] {
-        let output = rematic(&[&verb[..], &[step.to_str().unwrap(), "--world-size", "4"]].concat());
+        let output = rematic(&[&verb[..], &[step.to_str().unwrap(), "--world-size", "8"]].concat());
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{verb:?}: {said}");
-        assert!(said.contains("world") && said.contains("is 4; give 1: the trace is the step of one rank"), "{said}");
+        assert!(said.contains("world") && said.contains("is 8; give 1: the trace is the step of one rank"), "{said}");
     }
 }

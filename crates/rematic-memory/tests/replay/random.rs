@@ -1,5 +1,7 @@
 //! Random steps: valid ones against the reference, and nonsense that must not bring the replay down.
 
+use std::collections::HashMap;
+
 use proptest::prelude::*;
 use rematic_memory::{Allocator, Resident, Timeline};
 use rematic_trace::{
@@ -30,6 +32,8 @@ struct Generator {
     held: Vec<StorageId>,
     saving: Vec<OpId>,
     released: Vec<StorageId>,
+    /// The bytes that are left of those that shrank.
+    own: HashMap<StorageId, u64>,
     open: Vec<CallId>,
     returned: Vec<CallId>,
 }
@@ -61,7 +65,15 @@ impl Generator {
                 }
             }
         }
-        Generator { script, held, saving: Vec::new(), released, open: Vec::new(), returned: Vec::new() }
+        Generator {
+            script,
+            held,
+            saving: Vec::new(),
+            released,
+            own: HashMap::new(),
+            open: Vec::new(),
+            returned: Vec::new(),
+        }
     }
 
     fn alive(&self) -> Vec<StorageId> {
@@ -93,6 +105,12 @@ impl Generator {
             11 => {
                 if let Some(storage) = pick(if b & 64 == 0 { &alive } else { &released }, a) {
                     self.script.push(Event::Recategorize(storage, Category::ALL[b as usize % 7]));
+                    if b & 64 == 0 && b % 3 == 0 {
+                        let own =
+                            self.own.entry(storage).or_insert(self.script.trace.storages()[storage.index()].bytes);
+                        *own /= 2;
+                        self.script.push(Event::Shrink(storage, *own));
+                    }
                 }
             }
             12..=13 => {
@@ -180,7 +198,7 @@ fn stray() -> impl Strategy<Value = usize> {
 }
 
 fn stray_event() -> impl Strategy<Value = Event> {
-    (0..10_u8, stray(), 0..7_usize).prop_map(|(kind, id, category)| match kind {
+    (0..11_u8, stray(), 0..7_usize).prop_map(|(kind, id, category)| match kind {
         0 => Event::Op(OpId::new(id)),
         1 => Event::Drop(StorageId::new(id)),
         2 => Event::Unsave(OpId::new(id)),
@@ -190,6 +208,7 @@ fn stray_event() -> impl Strategy<Value = Event> {
         6 => Event::EnterBackward(CallId::new(id)),
         7 => Event::Release(StorageId::new(id)),
         8 => Event::Restore(StorageId::new(id)),
+        9 => Event::Shrink(StorageId::new(id), 100 * category as u64),
         _ => Event::ExitBackward(CallId::new(id)),
     })
 }

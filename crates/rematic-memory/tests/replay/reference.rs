@@ -1,7 +1,7 @@
 //! The rules of the replay once more, as plainly as possible: every storage is looked at after every event, and every
 //! module after every operator.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rematic_memory::{Allocator, ModuleMemory, Pass, Resident};
 use rematic_trace::{Bytes, CallId, Category, Event, ModuleId, OpId, Phase, Pool, StepTrace, Storage, StorageId};
@@ -55,6 +55,7 @@ struct World<'a> {
     held: BTreeSet<StorageId>,
     saving: BTreeSet<OpId>,
     released: BTreeSet<StorageId>,
+    shrunk: BTreeMap<StorageId, u64>,
     categories: Vec<Category>,
     /// Calls under way, forward and backward.
     open: [BTreeSet<CallId>; 2],
@@ -62,7 +63,12 @@ struct World<'a> {
 
 impl World<'_> {
     fn bytes(&self, storage: StorageId) -> u64 {
-        let Storage { bytes: requested, pool, .. } = self.trace.storages()[storage.index()];
+        self.rounded(storage, self.shrunk.get(&storage).copied())
+    }
+
+    fn rounded(&self, storage: StorageId, left: Option<u64>) -> u64 {
+        let Storage { bytes, pool, share, .. } = self.trace.storages()[storage.index()];
+        let requested = left.or(share).unwrap_or(bytes);
         if pool == Pool::Pinned {
             return 0;
         }
@@ -140,7 +146,8 @@ impl World<'_> {
             storages[0].extend(module.parameters.iter().map(|parameter| parameter.storage));
             storages[1].extend(module.buffers.iter().map(|parameter| parameter.storage));
         }
-        storages.map(|storages| storages.into_iter().map(|storage| self.bytes(storage)).sum())
+        // As they are when the step begins.
+        storages.map(|storages| storages.into_iter().map(|storage| self.rounded(storage, None)).sum())
     }
 }
 
@@ -153,6 +160,7 @@ pub(crate) fn replay(trace: &StepTrace, allocator: Allocator) -> Reference {
         held: trace.storages().iter().enumerate().filter_map(before).map(StorageId::new).collect(),
         saving: BTreeSet::new(),
         released: trace.storages().iter().enumerate().filter_map(released).map(StorageId::new).collect(),
+        shrunk: BTreeMap::new(),
         categories: trace.storages().iter().map(|storage| storage.category).collect(),
         open: [BTreeSet::new(), BTreeSet::new()],
     };
@@ -207,6 +215,9 @@ fn follow(world: &mut World<'_>, reference: &mut Reference, event: Event) {
         Event::Return(_) | Event::Wait { .. } | Event::MicroBatch(_) => {}
         Event::Release(storage) => assert!(world.released.insert(storage)),
         Event::Restore(storage) => assert!(world.released.remove(&storage)),
+        Event::Shrink(storage, bytes) => {
+            world.shrunk.insert(storage, bytes);
+        }
         Event::Drop(storage) => assert!(world.held.remove(&storage)),
         Event::Unsave(op) => assert!(world.saving.remove(&op)),
         Event::Recategorize(storage, category) => world.categories[storage.index()] = category,

@@ -6,7 +6,7 @@ use rematic_fake::{AttentionKernel, Dtype};
 use rematic_layout::even_shards;
 use rematic_memory::{Allocator, Ledger, Ran, Schedule, Timeline};
 use rematic_plan::{Explanation, Limits, Outcome, Problem, RemedyKind};
-use rematic_trace::{Bytes, Category, Event, Phase, StepTrace, StorageId};
+use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId};
 
 use super::{explain_with, remedy};
 

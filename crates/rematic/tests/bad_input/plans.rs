@@ -12,7 +12,7 @@ static PLANS: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     for planner in ["exact", "milp"] {
         let path = folder.path().join(planner);
-        let options = ["--budget", "330KiB", "--world-size", "2", "--planner", planner, "-o", path.to_str().unwrap()];
+        let options = ["--budget", "350KiB", "--world-size", "2", "--planner", planner, "-o", path.to_str().unwrap()];
         let ran = run(&[&["plan"], SMALL.as_slice(), &options].concat());
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
     }
@@ -134,7 +134,7 @@ fn a_plan_that_cannot_be_written_is_named() {
     for (path, reason) in [(missing.as_path(), "No such file"), (folder.path(), "directory")] {
         let path = path.to_str().unwrap();
         for planner in ["exact", "milp"] {
-            let options = ["--budget", "330KiB", "--planner", planner, "-o", path];
+            let options = ["--budget", "350KiB", "--planner", planner, "-o", path];
             refused(
                 &[&["plan"], SMALL.as_slice(), &options].concat(),
                 &["cannot write", path, reason, "folder that exists"],

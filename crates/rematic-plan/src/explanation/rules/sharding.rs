@@ -15,8 +15,8 @@ const TRANSFERS: u128 = 3;
 /// Assumes an even spread. What gathering one layer takes for a moment is not counted. The time is that of all transfers over the
 /// device's link if none of them overlaps with computing, so it is at most that.
 pub(super) fn sharded(step: &Step<'_>) -> Option<Proposal> {
-    // One rank's step has its own share already.
-    if step.trace.place.ranks() != Some(1) {
+    // The step of a rank, as it was traced, has its own share already.
+    if step.whole.place.ranks() != Some(1) {
         return None;
     }
     let world_size = if step.world_size < NODE { NODE } else { step.world_size.checked_mul(2)? };
