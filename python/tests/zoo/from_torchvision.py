@@ -205,16 +205,13 @@ BUILDS: dict[str, Callable[[str], Build]] = {
     "raft_small": raft,
 }  # fmt: skip
 ONE_REGION = "its convolutions are one region, which needs all of them at once when it runs again: no plan lowers the peak"
-BOXES = "which boxes are kept depends on weights, and with them the shapes of what follows"
+BOXES = "which boxes are kept, and with them the shapes of what follows"
+BY_WEIGHTS = dict.fromkeys(("fasterrcnn", "fcos", "maskrcnn", "ssdlite"), BOXES)
 EXCEPTIONS: dict[str, dict[str, str]] = {
     **{name: dict.fromkeys(("75 %", "least"), ONE_REGION) for name in ("alexnet", "vgg11_bn", "retinanet")},
-    **{
-        name: dict.fromkeys(("cpu", "cuda", "memtracker", "real", "75 %", "least"), BOXES)
-        for name in ("fasterrcnn", "fcos", "maskrcnn", "ssdlite")
-    },
     "raft_small": dict.fromkeys(("real", "75 %", "least"), "0.8 to 2.7 % below the promise: cause not found"),
 }
 ENTRIES = [
-    Entry(f"torchvision/{name}", build, CONVOLUTIONS, EXCEPTIONS.get(name, {}))
+    Entry(f"torchvision/{name}", build, CONVOLUTIONS, EXCEPTIONS.get(name, {}), BY_WEIGHTS.get(name, ""))
     for name, build in BUILDS.items()
 ]
