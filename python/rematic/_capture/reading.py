@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -176,14 +177,13 @@ READERS: dict[Any, Reader] = {
 _UNTAGGED = frozenset(("torchvision::nms",))
 
 
+@functools.cache
 def reader_of(func: Any) -> Reader | None:
     """What answers an operator that needs values."""
-    found = READERS.get(func)
-    if found is None and func.namespace != "aten":
-        is_tagged = torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
-        if is_tagged or func._schema.name in _UNTAGGED:
-            found = READERS[func] = _read_shape
-    return found
+    if func in READERS or func.namespace == "aten":
+        return READERS.get(func)
+    is_tagged = torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
+    return _read_shape if is_tagged or func._schema.name in _UNTAGGED else None
 
 
 def read_by(func: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> tuple[Any, Reading | None]:
