@@ -33,6 +33,7 @@ from .operators import (
     FLASH,
     FLASH_DROPOUT,
     FORWARD,
+    LIFT_FRESH,
     OPTIMIZER,
     TO_COPY,
     Facts,
@@ -58,6 +59,8 @@ class Recorder(Twins):
         self._counts_host = counts_host
         # Numbers read inside a module or the optimizer steer the step; elsewhere they are logged.
         self.values = Values(lambda: bool(self.call_stack) or self.in_optimizer)
+        self.values.is_on_cpu = counts_host
+        self.values.is_counting = lambda: not self.in_optimizer
         self._shapes = Shapes(self.values)
         self.names: list[str] = []
         self.layouts: list[list[Any]] = []
@@ -343,7 +346,8 @@ class Recorder(Twins):
         outer, self.running = self.running, func
         self._natives = self._strangers = self._foreigners = False
         inputs: list[list[int]] = []
-        self._describe(args, inputs)
+        if func is not LIFT_FRESH or args[0].untyped_storage()._cdata in self._storages:
+            self._describe(args, inputs)
         if kwargs:
             self._describe(kwargs.values(), inputs)
         if self._foreigners and self.replica is not None:
