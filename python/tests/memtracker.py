@@ -16,8 +16,8 @@ from torch.distributed._tools import mod_tracker
 
 from rematic._capture.replica import Replica
 from rematic._capture.routing import as_on
-from rematic._capture.trees import tensors_in
 from rematic._capture.values import Values
+from rematic._model.trees import tensors_in
 
 CUDA_BLOCK = 512
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from rematic._model.trees import tensors_in
+
 from .reading import answer
 from .readings import BACKWARDS, FORWARD, HOST, MAKES, MAKING, TEXTS, differentiate
-from .trees import tensors_in
 from .values import Values
 
 # A list as long as that is always a list of positions.

@@ -20,6 +20,9 @@ import torch
 from torch import Tensor
 from torch.utils import checkpoint as checkpoints
 
+from rematic._model.storages import StorageRef
+from rematic._model.trees import tensors_in
+
 from .cudnn import assume_reserve
 from .errors import CaptureError
 from .lengths import LENGTHS, with_lengths
@@ -39,9 +42,8 @@ from .operators import (
     Facts,
 )
 from .optimizers import assume_number, assume_read
-from .references import FreshRef, Saved, StorageRef
+from .references import FreshRef, Saved
 from .shapes import Layout, Shapes
-from .trees import tensors_in
 from .twins import Twins
 from .values import Values
 from .writers import Writers

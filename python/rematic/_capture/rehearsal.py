@@ -18,7 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from rematic._apply.settings import Settings
+from rematic._model.settings import Settings
+from rematic._model.trees import tensors_in
 
 from .arguments import OptimizerChoice, made_optimizer
 from .bystanders import Bystanders
@@ -43,7 +44,6 @@ from .readings import (
     shapes_of,
 )
 from .replica import Replica
-from .trees import tensors_in
 
 
 class _Enough(BaseException):

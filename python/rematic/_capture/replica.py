@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rematic._model.trees import map_tensors, tensors_in
+
 from .errors import CaptureError
 from .operators import Facts
-from .trees import map_tensors, tensors_in
 
 
 class Replica:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rematic._model.trees import tensors_in
+
 from .reading import reader_of
-from .trees import tensors_in
 from .values import Values
 
 Layout = tuple[torch.dtype, torch.Size, tuple[int, ...]]

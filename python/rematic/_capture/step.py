@@ -19,30 +19,39 @@ import torch
 from torch import Tensor, nn
 
 from rematic._core import Trace
-from rematic._apply.settings import Settings
-from rematic._apply.wrapping import check_free
 from rematic._device import kind_of
+from rematic._model.cache import caching_configs, makes_cache, without_cache
+from rematic._model.follower import check_free
+from rematic._model.forwards import FORWARDS, TRAIN
+from rematic._model.settings import Settings
+from rematic._model.signature import INPUTS, NEXT
+from rematic._model.trees import tensors_in
 from rematic._warning import warn
 
-from .arguments import OptimizerChoice, check_gradients, check_loss, check_model, check_optimizer, made_optimizer, unwrapped
+from .arguments import (
+    OptimizerChoice,
+    check_gradients,
+    check_loss,
+    check_model,
+    check_optimizer,
+    made_optimizer,
+    unwrapped,
+)
 from .attributes import AttributeWatch, rows_of
 from .bystanders import Bystanders
-from .cache import caching_configs, makes_cache, without_cache
 from .contents import META_INPUT
 from .cudnn import flatten_weights
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue
 from .failures import explained, unknown_value
 from .literals import Literals
-from .modules import FORWARDS, TRAIN, CallWatch, GradientWatch, ModuleTree
+from .modules import CallWatch, GradientWatch, ModuleTree
 from .optimizers import take_first_step
 from .readings import STEP, Place
 from .recorder import Recorder
 from .rehearsal import Rehearsal
 from .replica import Replica
 from .routing import as_on
-from .signature import INPUTS, NEXT
-from .trees import tensors_in
 from .values import Values
 
 __all__ = ["OptimizerChoice", "capture", "capture_step", "document", "document_of_step"]

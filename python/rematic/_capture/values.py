@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rematic._model.trees import tensors_in
+
 from .choices import CHOICES
 from .contents import CERTAIN, CHOSEN, ON_META, RANDOM, WEIGHTS, Content, NotComputed, Operation, Unknown, View
 from .effects import Effect
 from .errors import UnknownValue
 from .reading import reader_of
 from .readings import MOVES, ONE_HOT, Place, Reading, shapes_of
-from .trees import tensors_in
 
 aten = torch.ops.aten
 _HOST = torch.device("cpu")
