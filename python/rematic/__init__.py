@@ -19,6 +19,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rematic._apply.errors import AuditError, Mismatch
 from rematic._benchmark import benchmark
 from rematic._core import (
     CostTable,
@@ -45,18 +46,16 @@ from rematic._core import (
     signatures,
 )
 
-from rematic._apply.errors import AuditError, Mismatch
-
 if TYPE_CHECKING:
-    from rematic._apply.auto import auto
     from rematic._apply.wrapping import apply, remove
+    from rematic._auto import auto
     from rematic._capture.errors import CaptureError, UnknownValue
     from rematic._capture.step import capture, capture_step
 
 # What needs PyTorch is imported when it is first asked for.
 _WITH_TORCH = {
     "apply": "rematic._apply.wrapping",
-    "auto": "rematic._apply.auto",
+    "auto": "rematic._auto",
     "CaptureError": "rematic._capture.errors",
     "UnknownValue": "rematic._capture.errors",
     "capture": "rematic._capture.step",
@@ -111,3 +110,8 @@ def __getattr__(name: str) -> Any:
         raise ModuleNotFoundError(f"rematic.{name} needs PyTorch; pip install torch", name="torch") from error
     value = globals()[name] = getattr(module, name)
     return value
+
+
+def __dir__() -> list[str]:
+    """What there is, also what is not imported yet, and not what this file itself imports."""
+    return sorted(__all__)

@@ -16,7 +16,7 @@ import pytest
 # Some virtual machines announce AMX, which oneDNN takes for bf16, and end a process that uses it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-import rematic  # noqa: E402
+import rematic
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.testing._internal.distributed._tensor.common_dtensor import ModelArgs, Transformer
 
 import rematic
-from rematic._capture.trees import tensors_in
+from rematic._model.trees import tensors_in
 
 # Large enough in batch and length that activations, not the buffers of sharding, make the peak.
 BATCH, SEQ, DIM, VOCAB, LAYERS = 8, 128, 64, 512, 4

@@ -10,13 +10,14 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor, nn
 from torch.distributed._tools import mem_tracker as mt
 from torch.distributed._tools import mod_tracker
 
 from rematic._capture.replica import Replica
 from rematic._capture.routing import as_on
-from rematic._capture.trees import tensors_in
 from rematic._capture.values import Values
+from rematic._model.trees import tensors_in
 
 CUDA_BLOCK = 512
 
@@ -69,6 +70,13 @@ def _no_hook(tensors: Any, fn: Any, *, mode: str = "all") -> None:
     there, and graphs that nobody uses, as no step without MemTracker does. Only snapshots of modules need it."""
 
 
+def _kept(model: nn.Module) -> list[Tensor]:
+    """Tensors that modules keep and that are no parameters or buffers, as tables of anchors: they take memory too."""
+    held = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    kept = {id(tensor): tensor for part in model.modules() for tensor in tensors_in(vars(part))}
+    return [tensor for key, tensor in kept.items() if key not in held]
+
+
 def track(
     build: Any,
     device: str,
@@ -96,7 +104,7 @@ def track(
             stack.enter_context(values)
         optimizer = make_optimizer(model.parameters())
         tracker = StepTracker(torch.device("cpu" if real else "meta"))
-        tracker.track_external(model, optimizer, *tensors_in((args, kwargs)))
+        tracker.track_external(model, optimizer, *tensors_in((args, kwargs)), *_kept(model))
         stack.enter_context(tracker)
         for step in range(steps):
             if step == steps - 1:

@@ -142,11 +142,14 @@ class Training:
         optimizer.step()
         optimizer.zero_grad()
 
+    def optimizer(self) -> torch.optim.Optimizer:
+        return sgd(self.model.parameters())
+
     def peak(self) -> tuple[int, int]:
         """The real peak, and the one without the scratch of kernels."""
         self.output = None
         watch = Ran() if self.watched else contextlib.nullcontext()
-        step = functools.partial(self.step, sgd(self.model.parameters()))
+        step = functools.partial(self.step, self.optimizer())
         with watch:
             return peaks(step, self.model, (self.args, self.kwargs), self.kernels)
 
@@ -157,7 +160,7 @@ class Training:
         """Losses and gradients of three steps, and the weights and buffers after them."""
         self.restore()
         torch.manual_seed(7)
-        optimizer = sgd(self.model.parameters())
+        optimizer = self.optimizer()
         values: list[Tensor] = []
         for _ in range(3):
             loss = loss_of(self.model(*self.args, **self.kwargs))

@@ -23,7 +23,6 @@ from plans import WIDTH, Around, Block, Cast, Runs, Stack, X, check_equal, edite
 from reality import peaks
 from rematic._capture.step import document as capture
 
-
 # ---- what stays as it is ----
 
 

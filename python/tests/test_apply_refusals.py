@@ -13,7 +13,6 @@ import rematic
 from models import Layer
 from plans import WIDTH, Around, Block, Stack, X, check_equal, layer, results, saving, whole
 
-
 # ---- other models and other operators ----
 
 

@@ -96,7 +96,7 @@ class Inner(nn.Module):
         self.counter = itertools.count(1)
         self.own_random = random.Random(3)
         self.helper = Helper()
-        self.nested = {"many": {n: 2.0 for n in range(5000)}}
+        self.nested = {"many": dict.fromkeys(range(5000), 2.0)}
         self.kept = torch.ones(WIDTH)
         self.register_buffer("average", torch.ones(()))
 

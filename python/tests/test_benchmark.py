@@ -17,8 +17,8 @@ from rematic._benchmark.inputs import elements, make, on_meta, same_layout, stor
 from rematic._benchmark.progress import Progress  # noqa: E402
 from rematic._benchmark.rebuild import NotRebuilt, operator, rebuild  # noqa: E402
 from rematic._benchmark.timing import measure  # noqa: E402
-from rematic._core import modelled_shares  # noqa: E402
 from rematic._capture.step import document as capture  # noqa: E402
+from rematic._core import modelled_shares  # noqa: E402
 
 # Times do not matter here, only that there are some.
 QUICK = {"repeats": 1, "seconds": 1e-3}

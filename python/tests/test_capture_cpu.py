@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rematic._capture.step import document as capture
-from rematic._capture.trees import tensors_in
+from rematic._model.trees import tensors_in
 
 BATCH, LENGTH, WIDTH = 3, 5, 6
 Row = tuple[str, list[tuple[list[int], list[int]]]]

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "tests"))
-from pages import PAGES, ROOT, WITH_TORCH, as_shown, blocks, followed  # noqa: E402
+from pages import PAGES, ROOT, WITH_TORCH, as_shown, blocks, followed
 
 DIVIDER = "\x1f"
 # Its program is run by the test `trace_format` of the crate `rematic`.

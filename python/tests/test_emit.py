@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import rematic
 from conftest import SMALL
-from reality import check_peak
 from models import Layer
 from plans import WIDTH, Around, Block, Cast, Runs, Stack, X, check_equal, edited, least, results, saving, whole
+from reality import check_peak
 from test_reality import Case
 
 HERE = pathlib.Path(__file__).resolve().parent

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from fuzz.decisions import single_plans
 from fuzz.generator import generate, names_of_features
 from fuzz.harness import Outcome, compare, plain_run, trace_of
-from fuzz.decisions import single_plans
 from fuzz.run import Statistics, check
 from fuzz.shrink import shrunk
 

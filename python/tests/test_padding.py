@@ -54,7 +54,7 @@ def test_batches_with_and_without_padding(kind: str, attention: str) -> None:
 @pytest.mark.parametrize("openings", [True, False])
 def test_real_peaks_of_each_variant(openings: bool) -> None:
     transformers = pytest.importorskip("transformers")
-    from reality import check_peak, peaks, TOLERANCE
+    from reality import TOLERANCE, check_peak, peaks
 
     torch.manual_seed(0)
     small = dict(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)

@@ -172,7 +172,7 @@ def test_the_inputs_tell_before_the_operators() -> None:
     plan = rematic.plan(traces, "1GiB")
     assert [variant.name for variant in plan.variants] == ["plain", "masked", "one"]
     from rematic._apply.variants import Variants
-    from rematic._capture.signature import Signature
+    from rematic._model.signature import Signature
 
     variants = Variants(plan)
     for args, kwargs, expected in (
@@ -191,7 +191,7 @@ def test_shapes_that_were_not_captured_follow_the_next_larger() -> None:
     sizes = (4, 8, 2)
     traces = [rematic.capture(model, torch.randn(size, WIDTH), device="cpu", optimizer=False) for size in sizes]
     from rematic._apply.variants import Variants
-    from rematic._capture.signature import Signature
+    from rematic._model.signature import Signature
 
     variants = Variants(rematic.plan(traces, "1GiB"))
     for size, expected in ((2, 2), (3, 0), (4, 0), (6, 1), (8, 1), (100, 1)):

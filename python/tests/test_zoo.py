@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("timm")
 pytest.importorskip("diffusers")
 
-from zoo.check import COLUMNS, Check  # noqa: E402
-from zoo.run import ENTRIES, Row, chosen, outcome, summary, table  # noqa: E402
+from zoo.check import COLUMNS, Check
+from zoo.run import ENTRIES, Row, chosen, outcome, summary, table
 
 # Quick ones, of as many kinds as there are.
 QUICK = [

@@ -11,11 +11,10 @@ import json
 import pathlib
 
 import torch
-import zstandard
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
-
 import torch_tools
+import zstandard
 from make_golden import GPT2, LLAMA, QWEN3, SEED
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 FIXTURE = pathlib.Path(__file__).resolve().parents[2] / "crates/rematic-torch/tests/checkpoints.json.zst"
 ATTENTION = "_scaled_dot_product_efficient_attention.default"

@@ -17,7 +17,9 @@ warnings.filterwarnings("ignore")
 import torch
 import transformers.masking_utils
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools import mem_tracker as mt, runtime_estimator as rt, sac_estimator as st
+from torch.distributed._tools import mem_tracker as mt
+from torch.distributed._tools import runtime_estimator as rt
+from torch.distributed._tools import sac_estimator as st
 from torch.distributed._tools.ilp_utils import (
     aggregate_stats,
     get_peak_memory_runtime_baseline,

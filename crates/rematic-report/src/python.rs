@@ -16,7 +16,7 @@ const FOLLOW: &str = include_str!("python/follow.py");
 const SURROUNDINGS: [&str; 5] = [
     include_str!("../../../python/rematic/_apply/encoded.py"),
     include_str!("../../../python/rematic/_apply/places.py"),
-    include_str!("../../../python/rematic/_apply/settings.py"),
+    include_str!("../../../python/rematic/_model/settings.py"),
     include_str!("../../../python/rematic/_apply/spaces.py"),
     include_str!("../../../python/rematic/_apply/snapshot.py"),
 ];

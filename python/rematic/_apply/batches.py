@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rematic._capture.signature import Signature
 from rematic._core import PlanError
+from rematic._model.signature import Signature
 
 MASK = "attention_mask"
 PADDED, UNPADDED = "padded", "not padded"

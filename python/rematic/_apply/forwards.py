@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rematic._core import Plan, PlanError
-from rematic._capture.modules import FORWARDS, REST, STEP, TRAIN
+from rematic._model.forwards import FORWARDS, REST, STEP, TRAIN
 
 _restarting: weakref.WeakSet[Forwards] = weakref.WeakSet()
 _hooks: list[Any] = []

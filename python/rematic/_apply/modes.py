@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rematic._core import PlanError
 
-from .generators import Source, set_state, source_of, state_of
 from .audit import Audit
 from .choice import Choice
+from .generators import Source, set_state, source_of, state_of
 from .policy import BATCH_NORMS, TO_COPY, Policy, name_of, passes
 from .snapshot import Snapshot
 

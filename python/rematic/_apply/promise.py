@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rematic._capture.references import StorageRef
-from rematic._capture.trees import tensors_in
 from rematic._core import Plan
+from rematic._model.storages import StorageRef
+from rematic._model.trees import tensors_in
 from rematic._warning import warn
 
 # A share of the promise, and bytes: what is above it by less is within it.

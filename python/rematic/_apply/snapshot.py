@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from rematic._core import PlanError
+from rematic._model.settings import Settings
 
 from .encoded import (
     LEAVE,
@@ -43,7 +44,6 @@ from .encoded import (
     progress_of,
 )
 from .places import Places, is_generator, is_opaque
-from .settings import Settings
 from .spaces import (
     INTERNAL,
     BufferSpace,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from rematic._capture.signature import INPUTS, NEXT, Signature
 from rematic._core import Plan
+from rematic._model.signature import INPUTS, NEXT, Signature
 
 from .choice import Choice, Policies, let_go
 from .policy import Policy, name_of, passes

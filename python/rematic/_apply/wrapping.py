@@ -16,9 +16,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rematic._capture.cache import caching_configs, without_cache
-from rematic._capture.signature import Signature
 from rematic._core import Plan, PlanError
+from rematic._model.cache import caching_configs, without_cache
+from rematic._model.follower import Follower, check_free
+from rematic._model.signature import Signature
 
 from .audit import Audit
 from .choice import Choice
@@ -39,7 +40,7 @@ _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
-class Wrapper:
+class Wrapper(Follower):
     """Stands in for the forward of one module."""
 
     def __init__(self, module: nn.Module, root: Root) -> None:
@@ -312,12 +313,3 @@ def remove(model: nn.Module) -> None:
             module.__dict__["forward"] = wrapper.previous
         else:
             del module.__dict__["forward"]
-
-
-def check_free(model: nn.Module) -> None:
-    """Refuses a model that follows a plan already."""
-    for path, module in model.named_modules():
-        if isinstance(module.__dict__.get("forward"), Wrapper):
-            name = f"`{path}`" if path else f"the {type(model).__name__}"
-            raise PlanError(f"A plan is already applied to {name}; call rematic.remove(model) first")
-

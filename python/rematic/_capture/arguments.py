@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from .errors import CaptureError
+from .replica import Replica
 
+DEFAULT_LEARNING_RATE = 1e-3
 OptimizerChoice = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | Literal[False] | None
 
 
@@ -66,6 +68,24 @@ def check_optimizer(optimizer: Any) -> None:
         f"`optimizer` cannot be {optimizer!r}; give an optimizer of this model, a function from parameters to one (as "
         "torch.optim.AdamW), False for none, or nothing for Adam"
     )
+
+
+def made_optimizer(
+    choice: OptimizerChoice, model: nn.Module, replica: Replica, device: str
+) -> torch.optim.Optimizer | None:
+    """The optimizer over the parameters of a copy of the model."""
+    if choice is False:
+        return None
+    if isinstance(choice, torch.optim.Optimizer):
+        return replica.optimizer(choice)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        return None
+    if choice is not None:
+        made = choice(parameters)
+        check_made(made, parameters)
+        return made
+    return torch.optim.Adam(parameters, lr=DEFAULT_LEARNING_RATE, foreach=device == "cuda" or None)
 
 
 def check_made(made: Any, parameters: list[nn.Parameter]) -> None:

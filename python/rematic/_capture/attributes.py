@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from rematic._model.trees import tensors_in
+
 from .recorder import Recorder
-from .trees import tensors_in
 
 # What modules have of their own: no attribute there is set by a name.
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers"}

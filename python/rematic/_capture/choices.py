@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .contents import Operation
+from .contents import ASSUMED, CHOSEN, Operation
 
 if TYPE_CHECKING:
     from .values import Values
@@ -31,8 +31,11 @@ def _spread(shape: torch.Size, dim: int, extent: int) -> Tensor:
     return flat.view(*others, chosen).movedim(-1, dim) if shape else flat.view(())
 
 
-def _assume(values: Values, indices: Tensor, spread: Callable[[], Tensor]) -> None:
-    operation = Operation(spread, (), {}, assume=lambda: values.assumptions.add(BALANCED))
+def _assume(values: Values, indices: Tensor, choosers: int, extent: int, spread: Callable[[], Tensor]) -> None:
+    """Many that choose among few, as tokens among experts, spread evenly: a plan should hold for other batches too. Where few
+    choose among many, as queries among keys, no choice is like another."""
+    assumed = ASSUMED if choosers >= extent else CHOSEN
+    operation = Operation(spread, (), {}, assume=lambda: values.assumptions.add(BALANCED), assumed=assumed)
     values.hold(indices.untyped_storage(), operation.makes(0, indices))
 
 
@@ -48,12 +51,13 @@ def _choose_max(values: Values, args: Any, kwargs: Any, out: Any) -> None:
         _choose(values, source, indices, dim)
     elif dim is not None:
         shape, extent = indices.shape, source.size(dim)
-        _assume(values, indices, lambda: torch.arange(shape.numel()).remainder(extent).view(shape))
+        _assume(values, indices, shape.numel(), extent, lambda: torch.arange(shape.numel()).remainder(extent).view(shape))
 
 
 def _choose(values: Values, source: Tensor, indices: Tensor, dim: int) -> None:
     shape, extent = indices.shape, source.size(dim) if source.dim() else 1
-    _assume(values, indices, lambda: _spread(shape, dim, extent))
+    choosers = source.numel() // max(extent, 1)
+    _assume(values, indices, choosers, extent, lambda: _spread(shape, dim, extent))
 
 
 def _is_same(values: Values, args: Any, kwargs: Any, out: Any) -> None:

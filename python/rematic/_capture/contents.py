@@ -36,8 +36,8 @@ class Unknown:
 WEIGHTS = Unknown(
     4,
     "depends on the model's weights",
-    "Capture never computes with weights. Change the model so that shapes and branches do not hang on what it computes, "
-    "or leave this line out while it is captured.",
+    "Change the model so that shapes and branches do not hang on what it computes, or leave this line out while it is "
+    "captured.",
 )
 RANDOM = Unknown(
     3,
@@ -64,13 +64,19 @@ class NotComputed(Exception):
         self.unknown = Unknown(0, cause, remedy)
 
 
+# What a value hangs on: nothing but what is known; something assumed; or a choice that real weights would rather make.
+CERTAIN, ASSUMED, CHOSEN = range(3)
+
+
 class Content:
     """What one storage holds at one time: bytes, or a result of an operation. Without either nobody has written it."""
 
-    __slots__ = ("nbytes", "_operation", "_position", "_bytes", "__weakref__")
+    __slots__ = ("nbytes", "assumed", "_operation", "_position", "_bytes", "__weakref__")
 
     def __init__(self, nbytes: int, operation: Operation | None = None, position: int = 0) -> None:
         self.nbytes = nbytes
+        # How much of it is an assumption.
+        self.assumed = CERTAIN if operation is None else operation.assumed
         self._operation = operation
         self._position = position
         self._bytes: Any = None
@@ -216,7 +222,7 @@ class Memory:
 class Operation:
     """An operator on contents. Its results are those of its outputs, and then those of the contents that it writes."""
 
-    __slots__ = ("_func", "_args", "_kwargs", "_views", "_written", "_outputs", "_filled", "_assume")
+    __slots__ = ("assumed", "_func", "_args", "_kwargs", "_views", "_written", "_outputs", "_filled", "_assume")
 
     def __init__(
         self,
@@ -225,9 +231,10 @@ class Operation:
         kwargs: Any,
         filled: tuple[View, ...] = (),
         assume: Callable[[], None] | None = None,
+        assumed: int = ASSUMED,
     ) -> None:
         """Among the arguments, views stand for tensors; `filled` are those that it writes and does not read. `assume` is
-        told if the result is asked for."""
+        told if the result is asked for; `assumed` is what it then hangs on."""
         self._func = func
         self._args = args
         self._kwargs = kwargs
@@ -236,6 +243,8 @@ class Operation:
         self._outputs: dict[int, Layout] = {}
         self._filled = filled
         self._assume = assume
+        own = CERTAIN if assume is None else assumed
+        self.assumed = max((own, *(view.content.assumed for view in self._views)))
 
     @property
     def contents(self) -> Iterator[Content]:

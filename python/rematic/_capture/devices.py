@@ -20,26 +20,27 @@ _NEEDS_GRADIENT = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set
 
 
 class Elsewhere(TorchFunctionMode):
-    """Sends what is made on or moved to the imitated device to the meta device."""
+    """Sends what is made on or moved to the imitated device to the one that stands for it."""
 
-    def __init__(self, device: str, bring: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, device: str, bring: Callable[[torch.Tensor], None], there: torch.device = META) -> None:
         super().__init__()
         self._device = device
+        self._there = there
         # Turns a real tensor into one on the device.
         self._bring = bring
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda and self._device == "cuda":
-            return args[0].to(META)
+            return args[0].to(self._there)
         if func in _NEEDS_GRADIENT and all(args[1:]) and not args[0].is_meta:
             self._bring(args[0])
         if "device" in kwargs and self._is_meant(kwargs["device"]):
-            kwargs = {**kwargs, "device": META}
+            kwargs = {**kwargs, "device": self._there}
         elif func in _FLOATS and "device" not in kwargs and self._is_there(kwargs):
-            kwargs = {**kwargs, "device": META}
+            kwargs = {**kwargs, "device": self._there}
         elif func is torch.Tensor.to and len(args) > 1 and self._is_meant(args[1]):
-            args = (args[0], META, *args[2:])
+            args = (args[0], self._there, *args[2:])
         return func(*args, **kwargs)
 
     def _is_there(self, options: dict[str, Any]) -> bool:

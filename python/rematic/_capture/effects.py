@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rematic._model.trees import tensors_in
+
 from .contents import RANDOM, Unknown
 from .operators import COLLECTIVES
-from .trees import tensors_in
 
 aten = torch.ops.aten
 

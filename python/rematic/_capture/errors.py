@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
@@ -14,6 +15,7 @@ from rematic._core import RematicError
 _LIBRARIES = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    os.path.abspath(contextlib.__file__),
 )
 
 
@@ -24,9 +26,20 @@ class CaptureError(RematicError):
 class UnknownValue(CaptureError):
     """A model looks at the value of a tensor that has none here."""
 
-    def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, text: str, remedy: str = "", *, is_told_by_run: bool = False) -> None:
+        super().__init__(f"{text}\n{remedy}" if remedy else text)
+        self.text = text
         self.remedy = remedy
+        # Whether a real run of the step would tell it.
+        self.is_told_by_run = is_told_by_run
+
+    def saying(self, text: str | None = None, remedy: str | None = None) -> UnknownValue:
+        """The same in other words."""
+        return UnknownValue(
+            self.text if text is None else text,
+            self.remedy if remedy is None else remedy,
+            is_told_by_run=self.is_told_by_run,
+        )
 
 
 def current_line() -> str | None:

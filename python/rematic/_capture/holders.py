@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .trees import map_tensors, tensors_in
+from rematic._model.trees import map_tensors, tensors_in
 
 Change = Callable[[Tensor], Tensor]
 

@@ -1,12 +1,13 @@
 """Tensors made of Python's numbers, and arrays made of tensors.
 
 On the meta device torch forgets the numbers (`torch.tensor([1, 2], device=x.device)`, `x[:, [0, -1]]`), and makes no array
-of a tensor. Here both are known. No operator runs for it, as on other devices.
+of a tensor. Here both are known. The same operators run for it as on other devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,13 +15,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .trees import tensors_in
+from rematic._model.trees import tensors_in
+
+from .reading import answer
+from .readings import BACKWARDS, FORWARD, HOST, MAKES, MAKING, TEXTS, differentiate
 from .values import Values
 
 # A list as long as that is always a list of positions.
 _LONGEST_TUPLE = 32
+_POSITIONS = (torch.bool, torch.uint8, torch.int64)
 _INDEXING = frozenset((Tensor.__getitem__, Tensor.__setitem__))
-_MAKING = frozenset((torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor))
 
 
 class Literals(TorchFunctionMode):
@@ -30,34 +34,75 @@ class Literals(TorchFunctionMode):
         super().__init__()
         self._values = values
         self._device = device
+        self._has_differentiated = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _INDEXING:
             args = self._indexed(*args)
-        elif func in _MAKING:
+        elif func in MAKING:
             return self._made(func, args, kwargs or {})
-        elif func is Tensor.numpy and args[0].is_meta:
-            return self._array(args[0], **(kwargs or {}))
-        elif func is Tensor.backward:
-            # A checkpoint runs forward again there.
-            with self:
-                return _backward(*args, **(kwargs or {}))
-        elif func is Tensor.__array__ and args[0].is_meta:
-            made = self._array(args[0])
-            return made if len(args) < 2 or args[1] is None else made.astype(args[1], copy=False)
-        elif func is Tensor.__format__ and args[0].is_meta and args[1] and not args[0].dim():
-            return format(self._number(args[0]), args[1])
+        elif func in HOST:
+            return self._brought(func, args, kwargs or {})
+        elif func in BACKWARDS:
+            if not self._has_differentiated:
+                self._values.place.check_end(FORWARD)
+            self._has_differentiated = True
+            return differentiate(self, func, args, kwargs or {})
+        elif func in TEXTS:
+            return self._text(func, args)
         return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _brought(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a tensor holds, or the tensor, on its way to Python or to another device."""
+        tensor = args[0] if args else kwargs["input"]
+        with self._values.telling(HOST[func], tensor), self._uncounted():
+            if func is Tensor.numpy and tensor.is_meta:
+                return self._array(tensor, **kwargs)
+            if func is Tensor.__array__ and tensor.is_meta:
+                made = self._array(tensor)
+                return made if len(args) < 2 or args[1] is None else made.astype(args[1], copy=False)
+            return func(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """While it is entered, what operators read is part of what a function reads."""
+        values = self._values
+        outer, values.is_counting = values.is_counting, lambda: False
+        try:
+            yield
+        finally:
+            values.is_counting = outer
+
+    def _text(self, func: Any, args: Any) -> Any:
+        """A text steers nothing: a number in it that is not known reads as zero."""
+        values = self._values
+        inside, values.inside_model = values.inside_model, lambda: False
+        try:
+            with self._uncounted():
+                if func is Tensor.__format__ and args[0].is_meta and args[1] and not args[0].dim():
+                    return format(args[0].item(), args[1])
+                return func(*args)
+        finally:
+            values.inside_model = inside
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         first = 1 if func is Tensor.new_tensor else 0
         if len(args) > first and isinstance(args[first], (list, tuple)):
-            args = (*args[:first], self._numbers(args[first]), *args[first + 1 :])
-        out: Tensor = func(*args, **kwargs)
+            args = (*args[:first], self._listed(args[first]), *args[first + 1 :])
+        with self._uncounted():
+            out: Tensor = func(*args, **kwargs)
         given = args[first] if len(args) > first else kwargs.get("data", kwargs.get("obj"))
         if out.is_meta and next(tensors_in(given), None) is None:
             self._values.have(out, _real(given, out.dtype))
         return out
+
+    def _listed(self, given: Any) -> Any:
+        """A list of numbers in place of one with tensors in it."""
+        tensors = list(tensors_in(given))
+        if not tensors:
+            return given
+        reading = self._values.reading(MAKES, ())
+        return answer(self._values, MAKES, reading, tensors, lambda: self._numbers(given))
 
     def _numbers(self, given: Any) -> Any:
         """A nested list with numbers in place of tensors without data."""
@@ -67,14 +112,6 @@ class Literals(TorchFunctionMode):
             return given
         with _disable_current_modes():
             return self._values.read(given, "torch.tensor").tolist()
-
-    def _number(self, tensor: Tensor) -> Any:
-        """For a text, which steers nothing, a number that is not known reads as zero."""
-        inside, self._values.inside_model = self._values.inside_model, lambda: False
-        try:
-            return tensor.item()
-        finally:
-            self._values.inside_model = inside
 
     def _indexed(self, tensor: Tensor, index: Any, *value: Any) -> tuple[Any, ...]:
         if tensor.is_meta and not isinstance(index, (int, slice, Tensor)):
@@ -95,11 +132,11 @@ class Literals(TorchFunctionMode):
             return index
         if real.is_floating_point() or not real.dim():
             return index
-        real = real if real.dtype is torch.bool else real.long()
         with _disable_current_modes():
             made = torch.empty_like(real, device="meta")
         self._values.have(made, real)
-        return made
+        made = torch.ops.aten.lift_fresh.default(made)
+        return made if made.dtype in _POSITIONS else made.long()
 
     def _array(self, tensor: Tensor, *, force: bool = False) -> Any:
         if not force and tensor.requires_grad:
@@ -113,12 +150,6 @@ class Literals(TorchFunctionMode):
         # What is written to it would be written to the tensor, unseen.
         made.flags.writeable = False
         return made
-
-
-def _backward(
-    tensor: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
-) -> None:
-    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _is_tuple(index: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,25 +12,15 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
+from rematic._model.forwards import STEP, forward_word
+from rematic._model.signature import Signature
+from rematic._model.trees import device_tensors, map_tensors
+
 from .recorder import Recorder
-from .signature import Signature
-from .trees import device_tensors, map_tensors
 
 _graph_task = torch._C._current_graph_task_id
 
 _GLOBAL_HOOKS = (modules._global_forward_pre_hooks, modules._global_forward_hooks)
-
-# A fact of the trace if a step calls the model several times, or parts of it by themselves: these forwards in order, which
-# train or rest, with a part's path, and where the optimizer steps between them.
-FORWARDS = "forwards"
-TRAIN, REST, STEP = "train", "rest", "step"
-
-
-def forward_word(trains: bool, path: str) -> str:
-    """A forward in that fact: of the model, `train`; of a part, `train:encoder`."""
-    kind = TRAIN if trains else REST
-    return f"{kind}:{urllib.parse.quote(path, safe='.')}" if path else kind
-
 
 class ModuleTree:
     """The modules of one model, with the storages of their parameters and buffers."""

@@ -24,6 +24,8 @@ DETACH = torch.ops.aten.detach.default
 # Random only if it drops weights; the other random operators are known by their tag.
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
 FLASH_DROPOUT = 3
+# A tensor has been made of numbers: that is the first that is seen of it.
+LIFT_FRESH = torch.ops.aten.lift_fresh.default
 TO_COPY = torch.ops.aten._to_copy.default
 # They read on one device and write on another, or take lengths on the CPU.
 ACROSS_DEVICES = (torch.ops.aten.copy_.default, TO_COPY, PACK)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rematic._model.trees import tensors_in
+
 from .contents import Operation
 from .errors import CaptureError
 from .shapes import ListKernels
-from .trees import tensors_in
 from .values import Values
 
 READ = torch.ops.aten._local_scalar_dense.default

@@ -20,6 +20,9 @@ import torch
 from torch import Tensor
 from torch.utils import checkpoint as checkpoints
 
+from rematic._model.storages import StorageRef
+from rematic._model.trees import tensors_in
+
 from .cudnn import assume_reserve
 from .errors import CaptureError
 from .lengths import LENGTHS, with_lengths
@@ -33,14 +36,14 @@ from .operators import (
     FLASH,
     FLASH_DROPOUT,
     FORWARD,
+    LIFT_FRESH,
     OPTIMIZER,
     TO_COPY,
     Facts,
 )
 from .optimizers import assume_number, assume_read
-from .references import FreshRef, Saved, StorageRef
+from .references import FreshRef, Saved
 from .shapes import Layout, Shapes
-from .trees import tensors_in
 from .twins import Twins
 from .values import Values
 from .writers import Writers
@@ -58,6 +61,8 @@ class Recorder(Twins):
         self._counts_host = counts_host
         # Numbers read inside a module or the optimizer steer the step; elsewhere they are logged.
         self.values = Values(lambda: bool(self.call_stack) or self.in_optimizer)
+        self.values.is_on_cpu = counts_host
+        self.values.is_counting = lambda: not self.in_optimizer
         self._shapes = Shapes(self.values)
         self.names: list[str] = []
         self.layouts: list[list[Any]] = []
@@ -343,7 +348,8 @@ class Recorder(Twins):
         outer, self.running = self.running, func
         self._natives = self._strangers = self._foreigners = False
         inputs: list[list[int]] = []
-        self._describe(args, inputs)
+        if func is not LIFT_FRESH or args[0].untyped_storage()._cdata in self._storages:
+            self._describe(args, inputs)
         if kwargs:
             self._describe(kwargs.values(), inputs)
         if self._foreigners and self.replica is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from rematic._model.storages import StorageRef
 
 from .shapes import Layout
 
@@ -14,14 +15,6 @@ if TYPE_CHECKING:
 
 
 _NOTHING = torch.empty(0, device="meta")
-
-
-class StorageRef(weakref.ref[Any]):
-    """A weak reference to a storage that knows which row of the trace it is."""
-
-    __slots__ = ("row", "address")
-    row: int
-    address: int
 
 
 class FreshRef(StorageRef):

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rematic._model.trees import map_tensors, tensors_in
+
 from .errors import CaptureError
 from .operators import Facts
-from .trees import map_tensors, tensors_in
 
 
 class Replica:
@@ -44,9 +45,8 @@ class Replica:
         with torch.no_grad():
             twin = self._storages.get(storage._cdata)
             if twin is None:
-                twin = torch.UntypedStorage(storage.nbytes(), device="meta")
-                self._storages[storage._cdata] = twin
-            made = torch.empty(0, dtype=original.dtype, device="meta")
+                twin = self._storages[storage._cdata] = self._memory(original)
+            made = torch.empty(0, dtype=original.dtype, device=twin.device)
             made.set_(twin, original.storage_offset(), original.size(), original.stride())
         if isinstance(original, nn.Parameter):
             made = nn.Parameter(made, requires_grad=original.requires_grad)
@@ -57,6 +57,10 @@ class Replica:
         if not isinstance(original, nn.Parameter):
             self.values.append((made, original))
         return made
+
+    def _memory(self, original: Tensor) -> torch.UntypedStorage:
+        """What stands for the storage of this tensor."""
+        return torch.UntypedStorage(original.untyped_storage().nbytes(), device="meta")
 
     def is_of_model(self, tensor: Tensor) -> bool:
         """Whether it is one of the user's model's own."""

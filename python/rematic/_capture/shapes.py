@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .trees import tensors_in
-from .values import READERS, Values
+from rematic._model.trees import tensors_in
+
+from .reading import reader_of
+from .values import Values
 
 Layout = tuple[torch.dtype, torch.Size, tuple[int, ...]]
 
@@ -69,7 +71,7 @@ class ListKernels(TorchDispatchMode):
 def _kind(func: Any) -> int:
     schema = func._schema
     name = func._opname
-    if func in READERS or any(argument.is_out for argument in func._schema.arguments):
+    if reader_of(func) is not None or any(argument.is_out for argument in func._schema.arguments):
         return _OTHER
     if torch.Tag.inplace_view in func.tags:
         return _OTHER  # its argument has another shape afterwards

@@ -19,35 +19,50 @@ import torch
 from torch import Tensor, nn
 
 from rematic._core import Trace
-from rematic._apply.settings import Settings
-from rematic._apply.wrapping import check_free
 from rematic._device import kind_of
+from rematic._model.cache import caching_configs, makes_cache, without_cache
+from rematic._model.follower import check_free
+from rematic._model.forwards import FORWARDS, TRAIN
+from rematic._model.settings import Settings
+from rematic._model.signature import INPUTS, NEXT
+from rematic._model.trees import tensors_in
 from rematic._warning import warn
 
-from .arguments import OptimizerChoice, check_gradients, check_loss, check_made, check_model, check_optimizer, unwrapped
+from .arguments import (
+    OptimizerChoice,
+    check_gradients,
+    check_loss,
+    check_model,
+    check_optimizer,
+    made_optimizer,
+    unwrapped,
+)
 from .attributes import AttributeWatch, rows_of
 from .bystanders import Bystanders
-from .cache import caching_configs, makes_cache, without_cache
 from .contents import META_INPUT
 from .cudnn import flatten_weights
 from .devices import Elsewhere
-from .errors import CaptureError, UnknownValue, user_line
+from .errors import CaptureError, UnknownValue
+from .failures import explained, unknown_value
 from .literals import Literals
-from .modules import FORWARDS, TRAIN, CallWatch, GradientWatch, ModuleTree
+from .modules import CallWatch, GradientWatch, ModuleTree
 from .optimizers import take_first_step
+from .readings import STEP, Place
 from .recorder import Recorder
+from .rehearsal import Rehearsal
 from .replica import Replica
 from .routing import as_on
-from .signature import INPUTS, NEXT
-from .trees import tensors_in
 from .values import Values
 
 __all__ = ["OptimizerChoice", "capture", "capture_step", "document", "document_of_step"]
 
-DEFAULT_LEARNING_RATE = 1e-3
 CACHES = (
     "the model's config has use_cache, which keeps keys and values for generation; a step without it is captured, and under a "
     "plan the model trains without it; give use_cache=False or True to say what you want"
+)
+DEPENDS = (
+    "what this step does, and the shapes in it, depend on weights or random numbers{}; one real run of it has told what they are "
+    "now. Weights change from step to step, and shapes with them: the peaks are those of this step"
 )
 EVALUATES = (
     "the model is in evaluation mode, where dropout and batch norm do other things than in training; call model.train() "
@@ -184,17 +199,29 @@ def _run(
     if makes_cache(model, caching):
         warn(CACHES)
     with without_cache(caching):
+        rehearsal = Rehearsal(step, model, optimizer, kind, inputs, bystanders)
         before = _Before()
         while True:
-            with Settings().restored(), bystanders.untouched():
-                attempt = _Attempt(model, optimizer, kind, inputs, bystanders, before)
-                document = attempt.run(step)
-            if attempt.after == before:
+            place = rehearsal.place()
+            try:
+                with Settings().restored(), bystanders.untouched():
+                    attempt = _Attempt(model, optimizer, kind, inputs, bystanders, before, place)
+                    document = attempt.run(step)
+            except UnknownValue as error:
+                rehearsal.go_on(place, error)
+                continue
+            if place.missing is not None:
+                # The model took care of the error itself.
+                rehearsal.go_on(place, place.missing)
+            elif attempt.after == before:
+                if place.is_used:
+                    warn(DEPENDS.format(rehearsal.line))
                 if attempt.evaluates and not eval_mode:
                     warn(EVALUATES)
                 return json.dumps(document, separators=(",", ":")).encode()
-            # What a step leaves, it finds. That is known now.
-            before = attempt.after
+            else:
+                # What a step leaves, it finds. That is known now.
+                before = attempt.after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,8 +245,10 @@ class _Attempt:
         inputs: tuple[tuple[Any, ...], dict[str, Any]],
         bystanders: Bystanders,
         before: _Before,
+        place: Place,
     ) -> None:
         self.device = device
+        self.place = place
         self.replica = Replica()
         self.model = self.replica.model(model)
         self._of_model = len(self.replica.values)
@@ -229,26 +258,12 @@ class _Attempt:
         self.bystanders = bystanders
         self.outside = bystanders.replace(self.replica)
         with as_on(device):
-            self.optimizer = self._optimizer(optimizer)
+            self.optimizer = made_optimizer(optimizer, self.model, self.replica, device)
         # All that are trained: the model's, and those of other networks that the step reaches.
         self.parameters = [*self.model.parameters(), *(tensor for tensor in self.outside if tensor.requires_grad)]
         self.before = before
         self.after = before
         self.evaluates = False
-
-    def _optimizer(self, choice: OptimizerChoice) -> torch.optim.Optimizer | None:
-        if choice is False:
-            return None
-        if isinstance(choice, torch.optim.Optimizer):
-            return self.replica.optimizer(choice)
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        if not parameters:
-            return None
-        if choice is not None:
-            made = choice(parameters)
-            check_made(made, parameters)
-            return made
-        return torch.optim.Adam(parameters, lr=DEFAULT_LEARNING_RATE, foreach=self.device == "cuda" or None)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         own = [] if self.optimizer is None else [self.optimizer]
@@ -267,6 +282,7 @@ class _Attempt:
 
     def run(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any]) -> dict[str, Any]:
         recorder = Recorder(counts_host=self.device == "cpu")
+        recorder.values.place = self.place
         recorder.replica = self.replica
         with _no_collection(), as_on(self.device):
             self._make_optimizer_state()
@@ -293,12 +309,13 @@ class _Attempt:
             try:
                 with calls.watching(), gradients.watching(), attributes.watching(), self._recording(recorder):
                     output = step(self.model, self.optimizer, self.inputs)
+                self.place.check_end(STEP)
             except UnknownValue as error:
-                raise _unknown_value(error, calls) from error
+                raise unknown_value(error, calls) from error
             except CaptureError:
                 raise
             except Exception as error:
-                raise _explained(error, recorder, calls) from error
+                raise explained(error, recorder, calls) from error
             finally:
                 recorder.close()
             gradients.look_at(self.model.parameters())
@@ -417,54 +434,6 @@ def _with_previous(
         events += recorder.events[begin:at] + drops[at]
         begin = at
     return events + recorder.events[begin:]
-
-
-def _explained(error: Exception, recorder: Recorder, calls: CallWatch) -> CaptureError:
-    where = f" in module `{calls.failed}`" if calls.failed else ""
-    op = f", at operator `{recorder.running}`" if recorder.running is not None else ""
-    line = user_line(error)
-    at = f"\n  at {line}" if line else ""
-    hint = _hint(error, recorder, calls)
-    return CaptureError(
-        f"The step fails on the meta device{where}{op}: {type(error).__name__}: {error}{at}\n{hint}"
-    )
-
-
-# What to do about errors that torch words like this.
-_HINTS = {
-    "don't yet support saved tensor hooks": "Gradients of torch.func cannot be watched; take torch.autograd.grad.",
-    "FlexAttention": "Flex attention is made by the compiler, and has no backward on the CPU; take "
-    "torch.nn.functional.scaled_dot_product_attention.",
-    "expected device cpu but got meta": "A tensor that the step makes on the CPU needs a gradient: make it with "
-    "requires_grad=True, or on the device.",
-}
-
-
-def _hint(error: Exception, recorder: Recorder, calls: CallWatch) -> str:
-    if isinstance(error, NotImplementedError) and recorder.running is not None:
-        return f"`{recorder.running}` has no meta kernel; give it one (torch.library.register_fake)."
-    if not torch.is_grad_enabled():
-        return "Gradients are off (torch.no_grad or torch.inference_mode): capture outside of it."
-    known = next((hint for words, hint in _HINTS.items() if words in str(error)), None)
-    if known is not None:
-        return known
-    if "meta tensor" in str(error) or "meta device" in str(error):
-        return "It reads data that a tensor does not have here; leave this line out while the step is captured."
-    if recorder.in_optimizer:
-        return "It is the optimizer that fails; take another one, or optimizer=False to leave it out."
-    if calls.failed is None and calls.forwards:
-        return "The model has run; check the loss, and what the step does with the model's output."
-    return "Check that the model runs with these inputs."
-
-
-def _unknown_value(error: UnknownValue, calls: CallWatch) -> UnknownValue:
-    where = f"\n  in module `{calls.failed}`" if calls.failed else ""
-    line = user_line(error)
-    at = f"\n  at {line}" if line else ""
-    return UnknownValue(
-        f"{error}.{where}{at}\n{error.remedy}",
-        error.remedy,
-    )
 
 
 def _eagerly() -> contextlib.AbstractContextManager[Any]:

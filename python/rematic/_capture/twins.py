@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rematic._model.storages import StorageRef
+from rematic._model.trees import map_tensors, tensors_in
+
 from .operators import ACROSS_DEVICES, Facts
-from .references import StorageRef
 from .replica import Replica
-from .trees import map_tensors, tensors_in
 from .values import Values
 
 

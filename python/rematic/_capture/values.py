@@ -1,30 +1,36 @@
 """Values for models that look at them.
 
 Meta tensors have none. But what comes from inputs and buffers that are real, or from operators like `arange`, can be
-known: its storage carries how it was made, and if its value is asked for, it is computed on the CPU. Where a model routes
-by numbers that cannot be known (the experts of a mixture), an even spread is assumed.
+known: its storage carries how it was made, and if its value is asked for, it is computed on the CPU. What depends on weights is
+told by a real run of the step, if there can be one. Where a model routes by such numbers (the experts of a mixture), an even
+spread is assumed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rematic._model.trees import tensors_in
+
 from .choices import CHOICES
-from .contents import ON_META, RANDOM, WEIGHTS, Content, NotComputed, Operation, Unknown, View
+from .contents import CERTAIN, CHOSEN, ON_META, RANDOM, WEIGHTS, Content, NotComputed, Operation, Unknown, View
 from .effects import Effect
 from .errors import UnknownValue
-from .reading import READERS
-from .trees import tensors_in
+from .reading import reader_of
+from .readings import MOVES, ONE_HOT, Place, Reading, shapes_of
 
 aten = torch.ops.aten
 _HOST = torch.device("cpu")
 _PLAIN_TYPES = (Tensor, nn.Parameter, nn.Buffer)
+# A fact of the trace.
+SEEN = "values that depend on weights or random numbers are those of one real run"
 # The attribute of a storage that says what it holds.
 _CONTENT = "_rematic_content"
 
@@ -36,6 +42,14 @@ class Values(TorchDispatchMode):
         super().__init__()
         self.assumptions: set[str] = set()
         self.inside_model = inside_model
+        # Whether the CPU is imitated.
+        self.is_on_cpu = False
+        # What a real run has read, if there was one.
+        self.place = Place()
+        # Optimizers read other numbers on other devices: what they read is not counted.
+        self.is_counting: Callable[[], bool] = lambda: True
+        # A tensor whose value is known for the moment, and whether it is to what is computed from it too.
+        self._told: tuple[Tensor, Tensor, bool] | None = None
         self._effects: dict[Any, Effect] = {}
         # Real storages and those that stand for them: a write into one is a write into the other.
         self._stand_ins: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
@@ -87,6 +101,8 @@ class Values(TorchDispatchMode):
         """How to compute the tensor's value, or why that cannot be."""
         if type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided:
             return WEIGHTS
+        if self._told is not None and self._told[0] is tensor:
+            return View(self._told[1], Content.of(self._told[1].untyped_storage(), held=True))
         storage = tensor.untyped_storage()
         if not tensor.is_meta:
             return View(tensor, self._shared_content(storage, held=False))
@@ -103,14 +119,20 @@ class Values(TorchDispatchMode):
         """The tensor's value, on the CPU, which an operator needs. It is not to be written to."""
         found = self.view_of(tensor)
         if isinstance(found, View):
+            if self._told is not None and self._told[0] is tensor:
+                self._use_run()
             try:
                 return found.compute()
             except NotComputed as error:
                 found = error.unknown
-        raise UnknownValue(
+        raise self._unknown(tensor, func, found)
+
+    def _unknown(self, tensor: Tensor, func: Any, why: Unknown) -> UnknownValue:
+        return UnknownValue(
             f"The model looks at the value of a {str(tensor.dtype).removeprefix('torch.')} tensor of shape "
-            f"{tuple(tensor.shape)} (`{func}`), which {found.cause}",
-            found.remedy,
+            f"{tuple(tensor.shape)} (`{func}`), which {why.cause}",
+            why.remedy,
+            is_told_by_run=why.rank >= RANDOM.rank,
         )
 
     def read(self, tensor: Tensor, func: Any) -> Tensor:
@@ -119,6 +141,58 @@ class Values(TorchDispatchMode):
         if not self.inside_model() and not self.is_known(tensor):
             return torch.zeros(tensor.shape, dtype=tensor.dtype, device=_HOST)
         return self.need(tensor, func)
+
+    # ---- what a real run has read ----
+
+    def reading(self, name: str, shapes: tuple[tuple[int, ...], ...]) -> Reading | None:
+        """The step reads: what a real run has read here, if there was one."""
+        return self.place.next(name, shapes) if self.is_counting() else None
+
+    def told_by(self, reading: Reading) -> Any:
+        """Takes what a real run has read."""
+        self._use_run()
+        return reading.result
+
+    def _use_run(self) -> None:
+        self.place.is_used = True
+        self.assumptions.add(SEEN)
+
+    def assumed(self, tensors: Iterable[Any]) -> int:
+        """What the values of some tensors hang on, if all are known, and otherwise more than that."""
+        worst = CERTAIN
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                view = self.view_of(tensor)
+                worst = max(worst, view.content.assumed if isinstance(view, View) else CHOSEN)
+        return worst
+
+    def check_choice(self, tensors: Iterable[Any], func: Any) -> None:
+        """Refuses a value that is no more than assumed, where a real run would tell it."""
+        if not self.place.can_run or not self.inside_model():
+            return
+        for tensor in tensors:
+            if self.is_known(tensor) and self.assumed((tensor,)) == CHOSEN:
+                raise self._unknown(tensor, func, WEIGHTS)
+
+    @contextlib.contextmanager
+    def telling(self, name: str, tensor: Tensor) -> Iterator[None]:
+        """While it is entered, a function brings the tensor's value to Python."""
+        reading = self.reading(name, shapes_of((tensor,)))
+        outer = self._told
+        if reading is not None and reading.result is not None and tensor.is_meta and self.assumed((tensor,)):
+            self._told = (tensor, reading.result, name == ONE_HOT)
+        try:
+            if reading is None and name not in MOVES:
+                self.check_choice((tensor,), name)
+            if self._told is not outer and name == ONE_HOT:
+                self._use_run()
+            yield
+        except UnknownValue as error:
+            if reading is None:
+                self.place.miss(error)
+            raise
+        finally:
+            self._told = outer
 
     def is_current(self, tensor: Tensor) -> None:
         """A real tensor may be read though its stand-in was written."""
@@ -164,7 +238,7 @@ class Values(TorchDispatchMode):
             hosts = [tensor.untyped_storage() for tensor in targets if not tensor.is_meta and _is_plain(tensor)]
             for storage in hosts:
                 self._before_write(storage)
-        reader = READERS.get(func)
+        reader = reader_of(func)
         out = func(*args, **kwargs) if reader is None else reader(self, func, args, kwargs)
         for storage in hosts:
             self._after_write(storage)
@@ -218,6 +292,8 @@ class Values(TorchDispatchMode):
                 if not item.is_meta:
                     if type(item) not in _PLAIN_TYPES:
                         return WEIGHTS
+                    continue
+                if self._told is not None and self._told[0] is item and self._told[2]:
                     continue
                 content = getattr(item.untyped_storage(), _CONTENT, None)
                 if content is None:

@@ -10,6 +10,7 @@ from random import Random
 
 from .slots import FORMS, NOT_BY_DEFAULT, NOT_IN_MODELS, NUMBERS, Slot
 
+
 @dataclasses.dataclass
 class Value:
     """A tensor of the full shape that a forward has in a variable."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import memtracker
 import rematic
-from reality import TOLERANCE, Training, loss_of, sgd
+from reality import TOLERANCE, Training, loss_of
 from rematic._capture.step import document as capture
 
 from .entry import Entry
@@ -57,6 +57,9 @@ class Practice(Training):
         """Everything that a step may change, also buffers that are not saved with the model."""
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             yield name, tensor.detach().clone()
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.entry.optimizer(self.model.parameters())
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -109,7 +112,7 @@ class Check:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", rematic.RematicWarning)
             document = capture(
-                practice.model, *practice.args, loss=loss_of, optimizer=sgd, device=device, **practice.kwargs
+                practice.model, *practice.args, loss=loss_of, optimizer=self.entry.optimizer, device=device, **practice.kwargs
             )
         return rematic.Trace.from_bytes(document)
 
@@ -130,7 +133,7 @@ class Check:
         predicted = self._captured().peak()
         try:
             tracked, _ = memtracker.track(
-                lambda device: built(self.entry), "cpu", loss_of, sgd, with_modules=False, real=True
+                lambda device: built(self.entry), "cpu", loss_of, self.entry.optimizer, with_modules=False, real=True
             )
         except Exception as error:
             raise Failed(f"MemTracker does not run this step: {type(error).__name__}: {error}") from error

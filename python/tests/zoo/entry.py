@@ -15,11 +15,20 @@ Build = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 # compared with the promise.
 CONVOLUTIONS = "oneDNN copies a convolution's operands into its own layouts"
 ATTENTION = "attention's backward on the CPU takes buffers"
+NORMS = "layer norm's backward on the CPU takes a buffer"
+
+
+LEARNING_RATE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A model that its own library builds, and a batch for it."""
+    """A model that its own library builds, and a batch for it.
+
+    Where weights decide what a step does (which boxes a detector keeps, which queries are matched), a step moves the weights
+    and so the next step's shapes: nothing could be compared with the step that was captured. `by_weights` says what they decide;
+    such a model trains with a learning rate of 0. Gradients, buffers and generators are compared all the same.
+    """
 
     name: str
     build: Callable[[str], Build]
@@ -27,6 +36,11 @@ class Entry:
     scratch: str = ""
     # Columns that are known to fail, each with its reason.
     exceptions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # What weights decide, if the shapes of a step hang on it.
+    by_weights: str = ""
+
+    def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.0 if self.by_weights else LEARNING_RATE)
 
 
 def generator(seed: int = 0) -> torch.Generator:

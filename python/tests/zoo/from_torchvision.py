@@ -204,15 +204,12 @@ BUILDS: dict[str, Callable[[str], Build]] = {
     "swin3d": swin3d,
     "raft_small": raft,
 }  # fmt: skip
-BOXES = "which boxes are kept depends on weights, and with them the shapes of what follows"
+BOXES = "which boxes are kept, and with them the shapes of what follows"
+BY_WEIGHTS = dict.fromkeys(("fasterrcnn", "fcos", "maskrcnn", "ssdlite"), BOXES)
 EXCEPTIONS: dict[str, dict[str, str]] = {
-    **{
-        name: dict.fromkeys(("cpu", "cuda", "memtracker", "real", "75 %", "least"), BOXES)
-        for name in ("fasterrcnn", "fcos", "maskrcnn", "ssdlite")
-    },
     "raft_small": {"75 %": "0.16 % above: gradients that meet are added in place, into a view that keeps a larger gradient"},
 }
 ENTRIES = [
-    Entry(f"torchvision/{name}", build, CONVOLUTIONS, EXCEPTIONS.get(name, {}))
+    Entry(f"torchvision/{name}", build, CONVOLUTIONS, EXCEPTIONS.get(name, {}), BY_WEIGHTS.get(name, ""))
     for name, build in BUILDS.items()
 ]

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from .entry import ATTENTION, CONVOLUTIONS, Build, Entry, classes, floats, tokens
+from .entry import ATTENTION, CONVOLUTIONS, NORMS, Build, Entry, classes, floats, tokens
 
 Inputs = Callable[[], dict[str, Any]]
 BATCH, LENGTH, VOCABULARY = 4, 64, 256
@@ -466,21 +466,20 @@ OTHERS: dict[str, Callable[[str], Build]] = {
         text_config={**DECODER, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
     ),
 }  # fmt: skip
-ALL = ("cpu", "cuda", "memtracker", "real", "75 %", "least")
-MATCHED = "which predictions are matched with which objects depends on weights"
-CHOSEN = "which delays or queries it takes depends on weights; an even choice is assumed"
+MATCHED = "which predictions are matched with which objects"
+DELAYS = "by which delays it rolls a series"
+BY_WEIGHTS = {**dict.fromkeys(("detr", "deformable_detr", "maskformer"), MATCHED), "autoformer": DELAYS}
+CACHED = "its positions are kept by an lru_cache: {}"
 TABLE = "its first forward makes a table that the module keeps; capture has it in every step"
 EXCEPTIONS: dict[str, dict[str, str]] = {
-    **{name: dict.fromkeys(ALL, MATCHED) for name in ("detr", "deformable_detr", "maskformer")},
-    "autoformer": {"memtracker": CHOSEN},
-    "time_series_transformer": {"memtracker": "4 bytes more than MemTracker: cause not found"},
-    "informer": dict.fromkeys(("memtracker", "real", "least"), CHOSEN),
+    "deformable_detr": {"memtracker": CACHED.format("capture lets go of the last ones, 4,128 bytes, when forward is over")},
+    "maskformer": {"memtracker": CACHED.format("capture makes them in every step, 1,024 bytes at the peak")},
     "beit": dict.fromkeys(("memtracker", "real", "75 %", "least"), TABLE),
 }
 # Texts whose attention takes buffers.
 BUFFERED = ("autoformer", "decision_transformer", "patchtsmixer")
-SCRATCH = dict.fromkeys(BUFFERED, ATTENTION) | dict.fromkeys(OTHERS, CONVOLUTIONS)
+SCRATCH = dict.fromkeys(BUFFERED, ATTENTION) | {"informer": NORMS} | dict.fromkeys(OTHERS, CONVOLUTIONS)
 ENTRIES = [
-    Entry(f"transformers/{name}", build, SCRATCH.get(name, ""), EXCEPTIONS.get(name, {}))
+    Entry(f"transformers/{name}", build, SCRATCH.get(name, ""), EXCEPTIONS.get(name, {}), BY_WEIGHTS.get(name, ""))
     for name, build in {**TEXTS, **OTHERS}.items()
 ]

@@ -9,14 +9,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rematic._core import Plan, PlanError, RematicWarning, Trace
-from rematic._core import plan as make_plan
+from rematic._apply.batches import calls_of
+from rematic._apply.wrapping import AUDITED_STEPS, apply, check_audit
 from rematic._capture.errors import CaptureError
 from rematic._capture.step import OptimizerChoice, capture
+from rematic._core import Plan, PlanError, RematicWarning, Trace
+from rematic._core import plan as make_plan
 from rematic._device import DEFAULT, device_of, gpu, is_torch_name, kind_of, torch_index
+from rematic._model.follower import check_free
 
-from .batches import calls_of
-from .wrapping import AUDITED_STEPS, apply, check_audit, check_free
 
 def auto(
     model: nn.Module,
