@@ -1,4 +1,4 @@
-//! Any bytes: the reader answers with a trace or an error, and what it accepts brings no later stage down.
+//! Any bytes, packed or not: the reader answers with a trace or an error, and what it accepts brings no later stage down.
 
 #![no_main]
 

@@ -26,7 +26,7 @@ def test_both_files_have_the_peak_of_the_plan(
     name: str, command: str, native: Callable[..., dict[str, Any]], tmp_path: pathlib.Path
 ) -> None:
     document = native("seed-transformer", *options())
-    document["model"] = name
+    document["origin"]["model"] = name
     for module in document["modules"]:
         if module["name"] == "feed_forward":
             module["name"] = name

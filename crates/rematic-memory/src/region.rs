@@ -46,7 +46,7 @@ impl Region {
 }
 
 /// All regions of a step that checkpointing can change: those whose backward needs something that they save, and whose
-/// forward can run again as it is ([`Releases`]).
+/// forward can run again as it is, without gathering or releasing anything.
 #[derive(Clone, Debug)]
 pub struct Regions {
     all: Vec<Region>,

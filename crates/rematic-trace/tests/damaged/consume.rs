@@ -12,7 +12,7 @@ use rematic_trace::{Bytes, StepTrace};
 
 /// Whether the bytes are a trace. Panics only if Rematic does, or if a result contradicts itself.
 pub(crate) fn consume(bytes: &[u8]) -> bool {
-    let Ok(trace) = StepTrace::from_json(bytes, Path::new("damaged.rmt")) else { return false };
+    let Ok(trace) = StepTrace::from_bytes(bytes, Path::new("damaged.rmt")) else { return false };
     let mut text = Vec::new();
     trace.to_writer(&mut text).unwrap();
     assert!(StepTrace::from_json(&text, Path::new("again.rmt")).unwrap() == trace, "a trace reads back as written");

@@ -164,20 +164,24 @@ pub(crate) fn wound(trace: &mut Value, wound: &Wound) {
             fields.remove(&field);
         }),
         Wound::Layout(at, dtype, dims) => {
-            if let Some(rows) = trace["layouts"].as_array_mut().filter(|rows| !rows.is_empty()) {
+            if let Some(rows) = table(trace, "layouts").filter(|rows| !rows.is_empty()) {
                 let at = at.index(rows.len());
                 let (shape, strides): (Vec<u64>, Vec<u64>) = dims.iter().copied().unzip();
                 rows[at] = json!([dtype, shape, strides]);
             }
         }
         Wound::Event(at, event) => {
-            if let Some(rows) = trace["events"].as_array_mut() {
+            if let Some(rows) = table(trace, "events") {
                 rows.insert(at.index(rows.len() + 1), event.clone());
             }
         }
-        Wound::Name(at, word) => replace(&mut trace["names"], Value::is_string, at, json!(word)),
-        Wound::Repeat(table, at, list, times) => {
-            let Some(rows) = trace[*table].as_array_mut() else { return };
+        Wound::Name(at, word) => {
+            if let Some(names) = trace.get_mut("names") {
+                replace(names, Value::is_string, at, json!(word));
+            }
+        }
+        Wound::Repeat(name, at, list, times) => {
+            let Some(rows) = table(trace, name) else { return };
             let mut with: Vec<&mut Value> = rows.iter_mut().filter_map(|row| row.get_mut(*list)).collect();
             if with.is_empty() {
                 return;
@@ -189,6 +193,11 @@ pub(crate) fn wound(trace: &mut Value, wound: &Wound) {
             }
         }
     }
+}
+
+/// The rows of a table, unless earlier damage took it away.
+fn table<'a>(trace: &'a mut Value, name: &str) -> Option<&'a mut Vec<Value>> {
+    trace.get_mut(name)?.as_array_mut()
 }
 
 fn replace(trace: &mut Value, fits: fn(&Value) -> bool, at: &Index, value: Value) {

@@ -130,6 +130,23 @@ proptest! {
         consume(trace.to_string().as_bytes());
     }
 
+    /// The reader alone, on the smallest trace with everything in it: fast enough for a million cases.
+    #[test]
+    fn the_reader_reads_or_refuses(
+        wounds in prop::collection::vec(prop_oneof![Wound::any(), Wound::of_contents()], 0..3),
+        damage in prop::collection::vec(bytes_damage(), 0..2),
+    ) {
+        let mut trace = PARSED[2].clone();
+        for each in &wounds {
+            wound(&mut trace, each);
+        }
+        if let Ok(read) = StepTrace::from_json(&damaged(trace.to_string().into_bytes(), &damage), Path::new("damaged.rmt")) {
+            let mut text = Vec::new();
+            read.to_writer(&mut text).unwrap();
+            prop_assert!(StepTrace::from_json(&text, Path::new("again.rmt")).unwrap() == read);
+        }
+    }
+
     /// Rows that mean something else but may still be valid: sizes, shapes, strides, names, flags, categories.
     #[test]
     fn other_contents_in_a_valid_frame_are_read_or_refused(
