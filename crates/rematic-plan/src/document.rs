@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use rematic_memory::{Checkpoint, Region, Regions};
+use rematic_replay::{Checkpoint, Region, Regions};
 use rematic_trace::{Bytes, FileAction, Millis, OpId, StepTrace};
 use serde::{Deserialize, Serialize};
 

@@ -4,7 +4,7 @@
 //! the model's dominance has thrown away. Where plans are few, they are replayed in the order of their times: the first
 //! one that passes is the optimum.
 
-use rematic_memory::Checkpoint;
+use rematic_replay::Checkpoint;
 use rematic_trace::Bytes;
 
 use crate::problem::Problem;

@@ -53,7 +53,7 @@ mod polish;
 mod programme;
 mod rates;
 
-use rematic_memory::Checkpoint;
+use rematic_replay::Checkpoint;
 
 use crate::problem::{Node, Problem};
 use crate::region::{Point, Pricing};

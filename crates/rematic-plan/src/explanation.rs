@@ -13,7 +13,7 @@ mod scenario;
 
 use rematic_cost::{Costs, Device};
 use rematic_layout::even_shards;
-use rematic_memory::{Highest, Snapshot};
+use rematic_replay::{Highest, Snapshot};
 use rematic_trace::{Bytes, Category, Millis, StepTrace};
 use serde::Serialize;
 

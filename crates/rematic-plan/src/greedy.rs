@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use rematic_memory::Checkpoint;
+use rematic_replay::Checkpoint;
 use rematic_trace::{Bytes, Millis};
 
 use crate::exact;

@@ -4,7 +4,7 @@
 //! checkpointed its policy is a knapsack, and that is nearly solved by dropping the cheapest operators first; how many, the
 //! replay says. The knapsack for what that leaves is then solved exactly.
 
-use rematic_memory::Checkpoint;
+use rematic_replay::Checkpoint;
 use rematic_trace::Bytes;
 
 use crate::problem::Problem;

@@ -1,5 +1,5 @@
 use rayon::prelude::*;
-use rematic_memory::Checkpoint;
+use rematic_replay::Checkpoint;
 use rematic_trace::{Bytes, Millis};
 
 use crate::exact::{self, Pick, Relaxed, Tightening};

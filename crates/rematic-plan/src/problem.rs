@@ -4,7 +4,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::sync::{Arc, OnceLock};
 
 use rematic_cost::Costs;
-use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Recording, Regions, Schedule};
+use rematic_replay::{Allocator, Checkpoint, Ledger, Ran, Recording, Regions, Schedule};
 use rematic_trace::{Bytes, CallId, Event, Millis, ModuleId, OpId, Phase, StepTrace};
 
 use crate::cancel::Cancel;
@@ -141,8 +141,10 @@ impl<'a> Problem<'a> {
         let mut eager = Totals::new(trace, &start);
         plain.eager().replay(&mut eager);
         let allowed = allowed(trace, &regions, &limits)?;
-        let [mut nodes, mut dear_nodes] = [Pricing::Low, Pricing::High]
-            .map(|pricing| nodes(trace, costs, &regions, &start, &totals, &allowed, &limits, pricing));
+        let [mut nodes, mut dear_nodes] = [Pricing::Low, Pricing::High].map(|pricing| {
+            let candidates = Candidates::new(trace, &regions, &start, costs);
+            nodes(candidates, &regions, &totals, &allowed, &limits, pricing)
+        });
         let mut ends: Vec<usize> = nodes.iter().map(|node| node.end).collect();
         ends.sort_unstable();
         ends.dedup();
@@ -289,16 +291,13 @@ impl<'a> Problem<'a> {
 }
 
 fn nodes(
-    trace: &StepTrace,
-    costs: &Costs,
+    mut candidates: Candidates<'_>,
     regions: &Regions,
-    start: &Ledger,
     totals: &[Bytes],
     allowed: &[bool],
     limits: &Limits,
     pricing: Pricing,
 ) -> Vec<Node> {
-    let mut candidates = Candidates::new(trace, regions, start, costs);
     // Equal layers share one frontier.
     let mut known: HashMap<Vec<u64>, (Arc<Candidate>, Arc<Frontier>)> = HashMap::new();
     let mut nodes: Vec<Node> = Vec::new();

@@ -1,5 +1,5 @@
 use rematic_cost::Costs;
-use rematic_memory::{Action, Highest, Ledger, Observer, Ran, Snapshot};
+use rematic_replay::{Action, Highest, Ledger, Observer, Ran, Snapshot};
 use rematic_trace::{Bytes, CallId, Event, Millis, OpId, Phase, StepTrace};
 
 /// What a replay of the step under a plan says.

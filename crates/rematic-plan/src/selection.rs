@@ -1,6 +1,6 @@
 //! Which regions a user's patterns leave: the same for every planner.
 
-use rematic_memory::Regions;
+use rematic_replay::Regions;
 use rematic_trace::{StepTrace, any_layer};
 use wildmatch::WildMatch;
 

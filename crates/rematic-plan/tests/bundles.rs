@@ -1,7 +1,7 @@
 //! What changes in place decides what may be saved: steps written by hand.
 
-use rematic_memory::Regions;
 use rematic_plan::{Fate, Writes, bundles, nearest_saved};
+use rematic_replay::Regions;
 use rematic_trace::{
     Category, Dtype, Flags, Layout, Module, ModuleId, OpId, OpRecord, Parameter, Phase, StepTrace, StorageId, Tensor,
 };

@@ -3,8 +3,8 @@
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
 use rematic_layout::even_shards;
-use rematic_memory::{Allocator, Recording, Timeline};
 use rematic_plan::{Limits, Problem};
+use rematic_replay::{Allocator, Recording, Timeline};
 use rematic_trace::{Category, StepTrace};
 
 /// The bytes of each category after every operator, from the lives alone.

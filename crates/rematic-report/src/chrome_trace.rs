@@ -1,7 +1,7 @@
 use std::io::{self, Write};
 
 use rematic_cost::Costs;
-use rematic_memory::{Ran, Recording, Snapshot};
+use rematic_replay::{Ran, Recording, Snapshot};
 use rematic_trace::{CallId, Event, ModuleId, Phase, StepTrace};
 use serde::Serialize;
 use serde_json::{Map, Value, json};

@@ -1,7 +1,7 @@
 use std::io;
 
 use rematic_cost::Costs;
-use rematic_memory::Recording;
+use rematic_replay::Recording;
 use rematic_trace::{Category, StepTrace};
 
 /// Writes a step as it ran as a table with commas (RFC 4180): one row per operator in the order of execution, with the

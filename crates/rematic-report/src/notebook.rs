@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use rematic_memory::{Snapshot, Timeline};
 use rematic_plan::PlanDocument;
+use rematic_replay::{Snapshot, Timeline};
 use rematic_trace::{Bytes, Category, StepTrace};
 
 use crate::html::{escaped, table};

@@ -1,8 +1,8 @@
 use std::fmt::Write;
 
 use rematic_cost::Measured;
-use rematic_memory::Ran;
 use rematic_plan::{CategoryBytes, PlanDocument, PlannedMoment, Replayed};
+use rematic_replay::Ran;
 use rematic_trace::{Bytes, Millis, StepTrace};
 use serde::Serialize;
 

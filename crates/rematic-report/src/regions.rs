@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use rematic_memory::Ran;
 use rematic_plan::{Choice, PlanDocument, PlannedRegion};
+use rematic_replay::Ran;
 use rematic_trace::{Bytes, Millis, StepTrace, any_layer, short};
 use serde::Serialize;
 

@@ -1,8 +1,8 @@
 use std::collections::HashMap;
 
 use rematic_cost::{Costs, Device, Element};
-use rematic_memory::Timeline;
 use rematic_plan::{CategoryBytes, resident_groups};
+use rematic_replay::Timeline;
 use rematic_torch::{Baseline, ModuleStats, StepStats};
 use rematic_trace::{Bytes, Category, Dtype, ModuleId, Op, Phase, StepTrace, any_layer, short};
 use serde::Serialize;

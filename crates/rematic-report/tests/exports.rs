@@ -2,8 +2,8 @@
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
-use rematic_memory::{Allocator, Ledger, Recording, Schedule};
 use rematic_plan::{Limits, Outcome, Problem};
+use rematic_replay::{Allocator, Ledger, Recording, Schedule};
 use rematic_report::{ChromeTrace, timeline_csv};
 use rematic_trace::{Bytes, Category, Dtype, Event, Flags, Layout, Millis, Module, OpRecord, Phase, StepTrace, Tensor};
 use serde_json::Value;

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use rematic_cost::{CostRule, Costs, Device, Devices};
 use rematic_fake::models::{BUILTIN, Model, Options};
-use rematic_memory::{Allocator, Timeline};
 use rematic_plan::{Explanation, Limits};
+use rematic_replay::{Allocator, Timeline};
 use rematic_report::{ExplanationReport, StatsReport, Style, devices_text, models_text};
 use rematic_torch::StepStats;
 

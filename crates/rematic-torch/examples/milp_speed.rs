@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
-use rematic_memory::{Allocator, Timeline};
+use rematic_replay::{Allocator, Timeline};
 use rematic_torch::{MilpOptions, MilpOutcome, ModuleGraph, StepStats, Tradeoffs, milp};
 
 #[allow(clippy::print_stdout)]

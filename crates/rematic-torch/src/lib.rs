@@ -1,7 +1,7 @@
 //! Torch's own answers about a step: those of `torch.distributed._tools`, under torch's names. What Rematic itself plans
 //! with is in `rematic-plan`, and neither uses the other.
 //!
-//! [`StepStats`] joins the measured memory ([`rematic_memory::Timeline`]) and the estimated time
+//! [`StepStats`] joins the measured memory ([`rematic_replay::Timeline`]) and the estimated time
 //! ([`rematic_cost::Costs`]) of a step into the table that `ilp_utils` calls `ModStats`.
 //!
 //! A [`SacRegion`] is one call of a module that has children. From a trace and its costs, [`SacFacts`] gives the

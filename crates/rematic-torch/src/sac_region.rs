@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use rematic_cost::Costs;
-use rematic_memory::Allocator;
+use rematic_replay::Allocator;
 use rematic_trace::{Bytes, CallId, Event, Millis, ModuleId, Op, OpId, Phase, StepTrace, StorageId};
 
 use crate::SacStats;
@@ -38,7 +38,7 @@ pub const ALWAYS_SKIPPED: [&str; 19] = [
 ];
 
 /// One call of a module that has children, as torch's `SACEstimator` sees it: whether or not its backward needs anything,
-/// which [`rematic_memory::Region`] asks.
+/// which [`rematic_replay::Region`] asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SacRegion {
     /// The call.

@@ -1,5 +1,5 @@
 use rematic_cost::{Costs, ModuleOrders, ModuleTimes};
-use rematic_memory::{ModuleMemory, Timeline};
+use rematic_replay::{ModuleMemory, Timeline};
 use rematic_trace::{Bytes, Category, Millis, ModuleId, StepTrace};
 use serde::Serialize;
 
@@ -93,7 +93,7 @@ impl StepStats {
 
 fn memory_stats(memory: &ModuleMemory, module: ModuleId) -> ModuleStats {
     let (forward, backward) = (&memory.forward, &memory.backward);
-    let of = |snapshot: &Option<rematic_memory::Snapshot>, category: Category| {
+    let of = |snapshot: &Option<rematic_replay::Snapshot>, category: Category| {
         snapshot.as_ref().map_or(Bytes(0), |snapshot| snapshot[category])
     };
     let left_behind = of(&forward.post, Category::Activation)

@@ -1,5 +1,5 @@
 use rematic_cost::Costs;
-use rematic_memory::Allocator;
+use rematic_replay::Allocator;
 use rematic_trace::{Bytes, Millis, ModuleId, StepTrace};
 
 use crate::{GreedyOrder, OpGroups, PiecewiseFit, SacFacts, SacRegion, SacStats, TorchError, TradeoffCurve};

@@ -2,7 +2,7 @@
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
-use rematic_memory::{Allocator, Timeline};
+use rematic_replay::{Allocator, Timeline};
 use rematic_torch::{
     GraphModule, GraphTradeoff, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, ModuleGraph, StepStats, TorchError,
     Tradeoffs, milp,

@@ -2,7 +2,7 @@
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::Model;
-use rematic_memory::Allocator;
+use rematic_replay::Allocator;
 use rematic_torch::{Decision, TorchError, Tradeoffs, optimal_policy};
 
 /// Regions of up to 453 operators, with nine shares each.

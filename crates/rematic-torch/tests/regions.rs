@@ -1,7 +1,7 @@
 //! Facts about regions of steps written by hand.
 
 use rematic_cost::{CostRule, Costs, Device};
-use rematic_memory::Allocator;
+use rematic_replay::Allocator;
 use rematic_torch::{SacFacts, SacRegion, SacStats};
 use rematic_trace::{
     Bytes, Category, Dtype, Flags, Layout, Module, ModuleId, OpRecord, Phase, StepTrace, StorageId, Tensor,

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
-use rematic_memory::Allocator;
+use rematic_replay::Allocator;
 use rematic_torch::{PiecewiseFit, SEGMENTS, SacStats, TradeoffCurve, Tradeoffs};
 use rematic_trace::{Millis, StepTrace};
 use serde::Deserialize;

@@ -32,11 +32,11 @@ pub use planning::{CurveAnswer, Fit, MilpSettings, PlanAnswer, Planner};
 pub use rematic_cost::{CostError, CostRule, CostTable, Costs, Device, Devices, Measured, Signature, Signatures};
 pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
-pub use rematic_memory::{Allocator, Recording, Timeline};
 pub use rematic_plan::{
     Cancel, CategoryBytes, DocumentError, Explanation, Infeasible, Limits, Outcome, Place, PlanDocument, PlanError,
     PlannedMoment, Problem, Remedy, RemedyKind, Replayed, ResidentGroup, Solution, Together, resident_groups,
 };
+pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
     ChromeTrace, CurvePoint, CurveReport, ExplanationReport, MilpReport, PlanReport, SavedPage, SavedReport,
     StatsReport, Style, Verdict, devices_json, devices_text, models_json, models_text, plan_html, plan_python,

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use rematic_cost::Costs;
-use rematic_memory::{Allocator, Checkpoint, Timeline};
 use rematic_plan::{Limits, PlanDocument, Problem, Replayed, Solution, Writes, nearest_saved};
+use rematic_replay::{Allocator, Checkpoint, Timeline};
 use rematic_torch::{
     Decision, MilpOptions, MilpOutcome, MilpPlan, ModuleGraph, StepStats, TorchError, Tradeoffs, milp, nearest_policy,
 };

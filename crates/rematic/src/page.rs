@@ -1,6 +1,6 @@
 use rematic_cost::Costs;
-use rematic_memory::Recording;
 use rematic_plan::{Explanation, Limits, Outcome, PlanDocument, Problem, Solution};
+use rematic_replay::Recording;
 use rematic_report::{Origins, Page, PlanView};
 use rematic_trace::{Bytes, StepTrace};
 

@@ -3,8 +3,8 @@ use std::path::Path;
 
 use rematic_cost::{CostRule, CostTable, Costs, Device, Devices};
 use rematic_layout::even_shards;
-use rematic_memory::{Allocator, Timeline};
 use rematic_plan::{Explanation, Limits, PlanError};
+use rematic_replay::{Allocator, Timeline};
 use rematic_report::StatsReport;
 use rematic_torch::StepStats;
 use rematic_trace::{Bytes, DeviceKind, StepTrace};

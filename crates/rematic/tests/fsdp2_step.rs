@@ -6,7 +6,7 @@ mod fsdp2;
 use std::process::{Command, Output};
 
 use fsdp2::{HIDDEN, SHARD, WEIGHT};
-use rematic_memory::{Allocator, Timeline};
+use rematic_replay::{Allocator, Timeline};
 use rematic_trace::{Category, StepTrace};
 use serde_json::Value;
 

@@ -6,8 +6,8 @@ use rematic::replay_milp;
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
 use rematic_layout::even_shards;
-use rematic_memory::{Allocator, Timeline};
 use rematic_plan::{Limits, Outcome, Problem};
+use rematic_replay::{Allocator, Timeline};
 use rematic_torch::{MilpOptions, MilpOutcome, ModuleGraph, StepStats, Tradeoffs, milp};
 use rematic_trace::{Bytes, Millis, StepTrace};
 

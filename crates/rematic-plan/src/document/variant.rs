@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::path::Path;
 
-use rematic_memory::{Checkpoint, Regions};
+use rematic_replay::{Checkpoint, Regions};
 use rematic_trace::{Bytes, Millis, Phase, StepTrace, short};
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-use rematic_memory::Ran;
+use rematic_replay::Ran;
 use rematic_trace::{Phase, StepTrace, any_layer};
 use serde::Serialize;
 

@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 
-use rematic_memory::{Allocator, Resident, holder};
+use rematic_replay::{Allocator, Resident, holder};
 use rematic_trace::{Bytes, Category, OpId, StepTrace, any_layer};
 use serde::Serialize;
 

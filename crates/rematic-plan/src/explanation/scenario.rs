@@ -1,4 +1,4 @@
-use rematic_memory::{Allocator, Checkpoint, Highest, Ledger, Ran, Regions, Schedule};
+use rematic_replay::{Allocator, Checkpoint, Highest, Ledger, Ran, Regions, Schedule};
 use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId};
 
 /// How a step differs from the one that was traced.

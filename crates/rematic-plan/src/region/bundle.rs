@@ -17,7 +17,7 @@
 
 use std::collections::HashMap;
 
-use rematic_memory::{Region, births};
+use rematic_replay::{Region, births};
 use rematic_trace::{Event, OpId, StepTrace, StorageId};
 
 use super::Writes;

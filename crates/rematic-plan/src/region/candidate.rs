@@ -1,7 +1,7 @@
 use std::collections::{HashMap, HashSet};
 
 use rematic_cost::Costs;
-use rematic_memory::{Ledger, Region, Regions, births};
+use rematic_replay::{Ledger, Region, Regions, births};
 use rematic_trace::{Bytes, Event, Millis, OpId, StepTrace, StorageId};
 
 use super::{Bundle, Fate, Lifetimes, Writes, bundles};

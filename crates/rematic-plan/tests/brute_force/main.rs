@@ -5,8 +5,8 @@ mod plans;
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_layout::even_shards;
-use rematic_memory::Allocator;
 use rematic_plan::{Limits, Outcome, Problem};
+use rematic_replay::Allocator;
 use rematic_trace::Bytes;
 
 use model::Dice;

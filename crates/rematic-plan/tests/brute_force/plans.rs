@@ -1,8 +1,8 @@
 //! Every plan there is, each one replayed.
 
 use rematic_cost::Costs;
-use rematic_memory::{Checkpoint, Ledger, Regions};
 use rematic_plan::{Candidate, Candidates, Limits, Pricing, Problem};
+use rematic_replay::{Checkpoint, Ledger, Regions};
 use rematic_trace::{OpId, StepTrace};
 
 /// Peak and time of recomputation of every plan.

@@ -1,5 +1,5 @@
-use rematic_memory::Allocator;
 use rematic_plan::{Explanation, RemedyKind};
+use rematic_replay::Allocator;
 use rematic_trace::{Bytes, Category, Millis, Phase};
 
 use super::script::{Action, Script};

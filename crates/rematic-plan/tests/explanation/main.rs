@@ -6,8 +6,8 @@ mod models;
 mod script;
 
 use rematic_cost::{CostRule, Costs, Device};
-use rematic_memory::Allocator;
 use rematic_plan::{Explanation, Limits, Remedy, RemedyKind};
+use rematic_replay::Allocator;
 use rematic_trace::StepTrace;
 
 /// On an H100, whose data sheet says everything that the rules ask for.

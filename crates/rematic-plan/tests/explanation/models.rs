@@ -4,8 +4,8 @@ use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
 use rematic_fake::{AttentionKernel, Dtype};
 use rematic_layout::even_shards;
-use rematic_memory::{Allocator, Ledger, Ran, Schedule, Timeline};
 use rematic_plan::{Explanation, Limits, Outcome, Problem, RemedyKind};
+use rematic_replay::{Allocator, Ledger, Ran, Schedule, Timeline};
 use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId};
 
 use super::{explain_with, remedy};

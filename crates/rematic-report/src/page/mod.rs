@@ -9,8 +9,8 @@ mod step;
 use std::collections::HashSet;
 
 use rematic_cost::{Costs, Device};
-use rematic_memory::{Allocator, Checkpoint, Recording, Regions};
 use rematic_plan::{Choice, Explanation, PlanDocument, PlannedRegion};
+use rematic_replay::{Allocator, Checkpoint, Recording, Regions};
 use rematic_trace::{Bytes, Category, Millis, Module, Phase, StepTrace};
 use serde::Serialize;
 

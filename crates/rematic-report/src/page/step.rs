@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use rematic_cost::Costs;
-use rematic_memory::{Checkpoint, Life, Recording, Regions, holder};
+use rematic_replay::{Checkpoint, Life, Recording, Regions, holder};
 use rematic_trace::{Bytes, Category, ModuleId, OpId, Phase, StepTrace, StorageId, any_layer};
 use serde::Serialize;
 

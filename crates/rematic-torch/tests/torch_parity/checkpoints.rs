@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use rematic_memory::{Allocator, Checkpoint, Ledger, Ran, Regions, Schedule};
+use rematic_replay::{Allocator, Checkpoint, Ledger, Ran, Regions, Schedule};
 use rematic_trace::{OpId, StepTrace};
 use serde::Deserialize;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Debug, Write};
 
 use rematic_cost::{CostRule, Costs, Device, ModuleTimes};
-use rematic_memory::{Allocator, ModuleMemory, Snapshot, Timeline};
+use rematic_replay::{Allocator, ModuleMemory, Snapshot, Timeline};
 use rematic_torch::{ModuleStats, StepStats};
 use rematic_trace::{Bytes, Millis, ModuleId, OpId, StepTrace};
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use rematic::replay_milp;
 use rematic_cost::{CostRule, Costs, Device, ModuleTimes};
-use rematic_memory::{Allocator, Timeline};
 use rematic_plan::{Explanation, Limits, Outcome, PlanDocument, Problem};
+use rematic_replay::{Allocator, Timeline};
 use rematic_report::{ExplanationReport, StatsReport, Style};
 use rematic_torch::{MilpOptions, MilpOutcome, ModuleGraph, StepStats, Tradeoffs, milp};
 use rematic_trace::{Bytes, StepTrace};

@@ -1,6 +1,6 @@
 use std::collections::HashSet;
 
-use rematic_memory::births;
+use rematic_replay::births;
 use rematic_trace::{Category, Event, Millis, OpId, Phase, StorageId};
 
 use super::super::flow::operator;

@@ -1,7 +1,7 @@
 //! What each module looks like, and when.
 
 use crate::script::{Action, Script};
-use rematic_memory::{Allocator, ModuleMemory, Pass, Snapshot, Timeline};
+use rematic_replay::{Allocator, ModuleMemory, Pass, Snapshot, Timeline};
 use rematic_trace::{Bytes, Category, Event, ModuleId, Phase, StorageId};
 
 fn memory(timeline: &Timeline, module: ModuleId) -> &ModuleMemory {

@@ -1,7 +1,7 @@
 //! When a storage counts, as what, and where the peak is.
 
 use crate::script::{Action, Script};
-use rematic_memory::{Allocator, Moment, Resident, Timeline};
+use rematic_replay::{Allocator, Moment, Resident, Timeline};
 use rematic_trace::{Bytes, Category, Event, Parameter, Phase, Pool};
 
 fn totals(timeline: &Timeline) -> Vec<u64> {

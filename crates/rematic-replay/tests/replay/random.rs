@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use rematic_memory::{Allocator, Resident, Timeline};
+use rematic_replay::{Allocator, Resident, Timeline};
 use rematic_trace::{
     CallId, Category, Event, Flags, LayoutId, Module, ModuleId, OpId, OpRecord, Parameter, Phase, Pool, StepTrace,
     StorageId, Tensor,

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rematic_memory::{Allocator, ModuleMemory, Pass, Resident};
+use rematic_replay::{Allocator, ModuleMemory, Pass, Resident};
 use rematic_trace::{Bytes, CallId, Category, Event, ModuleId, OpId, Phase, Pool, StepTrace, Storage, StorageId};
 
 /// Bytes per category, in the order of [`Category::ALL`].
@@ -41,7 +41,7 @@ impl From<&ModuleMemory> for Seen {
     }
 }
 
-pub(crate) fn state(snapshot: &rematic_memory::Snapshot) -> State {
+pub(crate) fn state(snapshot: &rematic_replay::Snapshot) -> State {
     Category::ALL.map(|category| snapshot[category].0)
 }
 

@@ -1,6 +1,6 @@
 //! Steps written by hand: who allocates what, and who lets go of it when.
 
-use rematic_memory::{Allocator, Timeline};
+use rematic_replay::{Allocator, Timeline};
 use rematic_trace::{
     CallId, Category, Dtype, Event, Flags, Layout, LayoutId, Module, ModuleId, OpId, OpRecord, Parameter, Phase,
     StepTrace, StorageId, Tensor,

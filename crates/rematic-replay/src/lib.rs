@@ -12,7 +12,7 @@
 //! question: the [`Highest`] point, a [`Recording`] of all lives, a [`Timeline`].
 //!
 //! ```
-//! use rematic_memory::{Allocator, Timeline};
+//! use rematic_replay::{Allocator, Timeline};
 //! use rematic_trace::{Bytes, Category, Dtype, Event, Flags, Layout, OpRecord, Phase, StepTrace, Tensor};
 //!
 //! let mut trace = StepTrace::new("one relu");
