@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """What following a plan costs beside recomputation itself.
 
     python bench/apply.py [rounds]

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Compare the planner `milp` with torch's own model of the problem, solved by another solver.
 
 Reads random module graphs with Rematic's answers, writes torch 2.15's `sac_milp` down as it is (with its big-M), solves
@@ -123,7 +122,7 @@ class Torch:
             saved[i] = acm * r - (acm - ia)
             t = self.modules[i]["tradeoff"]
             time += t["sac_runtime"] * max(0, *(s * r + b for s, b in zip(t["slopes"], t["intercepts"])), 0)
-        for i, m in enumerate(self.modules):
+        for m in self.modules:
             before = [j for j in range(self.n) if self.modules[j]["pos_fw_post_order"] < m["pos_fw_post_order"]]
             here = (m["act_total"] + m["act_grad_per_module"]) / GIB - saved[before].sum()
             total = here + (self.case["graph"]["parameters"] + m["grad_total"]) / GIB / self.case["world_size"]

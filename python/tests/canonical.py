@@ -21,10 +21,14 @@ def canonical(trace: dict[str, Any]) -> dict[str, Any]:
         return storage(pair[0]), str(trace["layouts"][pair[1]])
 
     modules = [
-        (module["name"], module["class"], module["parent"])
-        + tuple(
-            tuple((name, *tensor([row, layout])) for name, row, layout in module.get(kind, []))
-            for kind in ("parameters", "buffers")
+        (
+            module["name"],
+            module["class"],
+            module["parent"],
+            *(
+                tuple((name, *tensor([row, layout])) for name, row, layout in module.get(kind, []))
+                for kind in ("parameters", "buffers")
+            ),
         )
         for module in trace["modules"]
     ]
@@ -45,7 +49,7 @@ def canonical(trace: dict[str, Any]) -> dict[str, Any]:
         known["mutates"] = [storage(row) for row in op.get("mutates", [])]
         ops.append(known)
     calls = [
-        (call["module"],) + tuple(tuple(storage(row) for row in call.get(kind, [])) for kind in ("inputs", "outputs"))
+        (call["module"], *(tuple(storage(row) for row in call.get(kind, [])) for kind in ("inputs", "outputs")))
         for call in trace["calls"]
     ]
     events: list[Any] = []

@@ -211,8 +211,8 @@ def test_generators_of_the_models_own() -> None:
 
     model = nn.Sequential(Noisy(), Noisy())
     expected = results(model, X)
-    for layer in model:
-        layer.generator.manual_seed(5)
+    for noisy in model:
+        noisy.generator.manual_seed(5)
     rematic.apply(model, whole(model, X, only="?"))
     check_equal(results(model, X), expected)
 

@@ -34,7 +34,7 @@ class Scaled(torch.autograd.Function):
         x, scale, out = ctx.saved_tensors
         first = gradient * scale + ctx.kept
         del x, scale, out
-        x, scale, out = ctx.saved_tensors
+        x, _scale, out = ctx.saved_tensors
         return out, first * x
 
 

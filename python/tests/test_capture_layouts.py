@@ -115,7 +115,7 @@ def compare(cases: dict[str, Case], weights: list[str]) -> None:
     real = {}
     for name, case in cases.items():
         for key, run in variants(case, weights, "cpu"):
-            real[name, *key] = run()
+            real[(name, *key)] = run()
     with as_on("cpu"):
         found = {(name, *key): run() for name, case in cases.items() for key, run in variants(case, weights, "meta")}
     assert len(real) > len(cases)

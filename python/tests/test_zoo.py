@@ -30,7 +30,7 @@ QUICK = [
 
 @pytest.mark.parametrize("name", QUICK)
 def test_promises_are_kept(name: str) -> None:
-    found = {column: verdict for column, verdict in Check(ENTRIES[name]).verdicts()}
+    found = dict(Check(ENTRIES[name]).verdicts())
     assert list(found) == list(COLUMNS)
     assert {column: verdict.note for column, verdict in found.items() if not verdict.passed} == {}
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Writes what torch's MemTracker says about steps with checkpointed modules, as a fixture for the Rust tests.
 
     python make_checkpoints.py

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 r"""Writes what torch's tools say about many steps as fixtures for the Rust tests.
 
     python make_golden.py                     # all cases
@@ -179,7 +178,7 @@ def columns(timeline):
         "names": names,
         "name": [names.index(name) for name, _, _ in timeline],
         "phase": [PHASES.index(phase) for _, phase, _ in timeline],
-        "total": [total - before for before, total in zip([0] + totals, totals)],
+        "total": [total - before for before, total in zip([0, *totals], totals)],
     }
 
 

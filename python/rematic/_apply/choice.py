@@ -60,9 +60,9 @@ class Unplanned(Policy):
             self.names.append(name)
             self.positions.append(at)
             self.length += 1
-            for values, value in ((self.saves, False), (self.ops, None), (self.draws, False), (self.changes, False)):
-                values.append(value)
-            self.plain.append(False)
+            self.ops.append(None)
+            for answers in (self.saves, self.draws, self.changes, self.plain):
+                answers.append(False)
         return super().meets(at, func)
 
     def closed(self) -> Policy:

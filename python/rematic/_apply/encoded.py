@@ -130,7 +130,9 @@ class NamedContainer(Container):
 
 
 # Iterators of Python's own that a copy begins anew where they are; what they go through stays.
-_SIMPLE = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), itertools.count, itertools.repeat)
+_SIMPLE: tuple[type, ...] = (
+    type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), itertools.count, itertools.repeat,
+)  # fmt: skip
 
 
 class OneWay(Exception):
@@ -199,7 +201,7 @@ class ArrayCopy(Encoded):
 
 def maker_of(value: Any) -> Callable[[], Any]:
     """What makes an empty container like this one."""
-    kind = type(value)
+    kind: Any = type(value)
     if isinstance(value, collections.defaultdict):
         factory = value.default_factory
         return lambda: kind(factory)

@@ -46,7 +46,7 @@ class ObjectSpace(Space, Encoded):
 
     def __init__(self, label: str, owner: Any) -> None:
         super().__init__(label)
-        self.kind = type(owner)
+        self.kind: Any = type(owner)
         try:
             self.ref: Any = weakref.ref(owner)
         except TypeError:

@@ -77,7 +77,9 @@ def rows_of(value: Any, recorder: Recorder, waiting: dict[int, set[int]]) -> set
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
-        rows |= waiting.get(recorder.op_of(node), set())  # type: ignore[arg-type]
+        op = recorder.op_of(node)
+        if op is not None:
+            rows |= waiting.get(op, set())
         following = {other for other, _ in node.next_functions if other is not None} - seen
         seen |= following
         nodes += following

@@ -116,7 +116,7 @@ class Autocast:
                 f"torch.autocast cannot be captured with PyTorch {torch.__version__}, which lets no kernel be replaced; take a "
                 "newer one, or plan without autocast"
             )
-        self._library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+        self._library = torch.library.Library("aten", "IMPL")
         listed = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{self._device.upper()}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

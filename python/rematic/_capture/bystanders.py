@@ -37,6 +37,9 @@ _ATOMS = (
 # Of the standard library's objects, these are plain data; others (locks, files, loggers) are left alone.
 _PLAIN = ("collections", "types", "argparse", "functools", "__main__")
 
+# Gives what puts a state back; whatever that returns is of no interest.
+Remembers = Callable[[], Callable[[], object]]
+
 
 def _is_users_file(path: str | None) -> bool:
     return path is not None and not path.startswith(_LIBRARIES)
@@ -60,7 +63,7 @@ class Bystanders:
         self.tensors: dict[int, Tensor] = {}
         self.modules: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        self._states: list[Callable[[], Callable[[], None]]] = []
+        self._states: list[Remembers] = []
         pending = list(functions)
         while pending and len(self._seen) < MAX_OBJECTS:
             item = pending.pop()
@@ -136,7 +139,7 @@ class Bystanders:
     @contextlib.contextmanager
     def untouched(self) -> Iterator[None]:
         """Whatever happens while it is entered, everything is afterwards as it was."""
-        back = [holder.remember() for holder in self._holders]
+        back: list[Callable[[], object]] = [holder.remember() for holder in self._holders]
         back += [state() for state in (*self._states, *_global_states())]
         try:
             yield
@@ -184,7 +187,7 @@ def _is_plain(item: Any) -> bool:
 # ---- states that are no attributes ----
 
 
-def _state_of(item: Any) -> Callable[[], Callable[[], None]] | None:
+def _state_of(item: Any) -> Remembers | None:
     """How to remember the state of a generator of random numbers, or the values of an array."""
     if isinstance(item, torch.Generator):
         return lambda: functools.partial(item.set_state, item.get_state())
@@ -207,8 +210,8 @@ def _nothing() -> None:
     pass
 
 
-def _global_states() -> list[Callable[[], Callable[[], None]]]:
-    states: list[Callable[[], Callable[[], None]]] = [
+def _global_states() -> list[Remembers]:
+    states: list[Remembers] = [
         lambda: functools.partial(torch.set_rng_state, torch.get_rng_state()),
         lambda: functools.partial(random.setstate, random.getstate()),
     ]

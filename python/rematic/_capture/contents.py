@@ -244,7 +244,7 @@ class Operation:
         self._filled = filled
         self._assume = assume
         own = CERTAIN if assume is None else assumed
-        self.assumed = max((own, *(view.content.assumed for view in self._views)))
+        self.assumed: int = max((own, *(view.content.assumed for view in self._views)))
 
     @property
     def contents(self) -> Iterator[Content]:

@@ -33,12 +33,12 @@ def _format_on_cpu(
     groups: int,
 ) -> torch.memory_format:
     """What `_convolution` in ATen/native/Convolution.cpp asks: which backend, and which format that takes."""
-    tensors = [Hollow(tensor, trains) for tensor in (input, weight)]
+    input, weight = Hollow(input, trains), Hollow(weight, trains)
     with torch.set_grad_enabled(trains):
         backend = torch._C._select_conv_backend(
-            *tensors, None, stride, padding, dilation, transposed, output_padding, groups, bias_sizes
+            input, weight, None, stride, padding, dilation, transposed, output_padding, groups, bias_sizes
         )
-    return torch._C._conv_determine_backend_memory_format(*tensors, backend)
+    return torch._C._conv_determine_backend_memory_format(input, weight, backend)
 
 
 def _format_on_cuda(input: Tensor, weight: Tensor, *options: Any) -> torch.memory_format:

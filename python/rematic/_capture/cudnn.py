@@ -41,7 +41,7 @@ def flatten_weights(model: nn.Module) -> None:
             flat = torch.empty(_elements(weights, mode, module.hidden_size, module.bias), dtype=dtypes.pop(), device="meta")
             offset = 0
             for weight in weights:
-                weight.set_(flat.untyped_storage(), offset, weight.shape, weight.stride())  # type: ignore[call-overload]
+                weight.set_(flat.untyped_storage(), offset, weight.shape, weight.stride())
                 offset += weight.numel()
 
 
@@ -60,7 +60,7 @@ def _weight_buffer(parameters: Sequence[Tensor]) -> Tensor | None:
     if any(parameter.untyped_storage()._cdata != storage._cdata for parameter in parameters):
         return None
     buffer = torch.empty(0, dtype=parameters[0].dtype, device="meta")
-    return buffer.set_(storage)  # type: ignore[call-overload, no-any-return]
+    return buffer.set_(storage)
 
 
 def _run(
@@ -74,7 +74,7 @@ def _run(
     dropout: float,
     train: bool,
     bidirectional: bool,
-    batch_first: bool,
+    batch_first: bool = False,
 ) -> tuple[Tensor, ...]:
     """`_cudnn_impl`"""
     hx, cx = states[0], states[1] if len(states) > 1 else None
@@ -100,7 +100,7 @@ def _cast(input: Tensor, hx: Tensor, cx: Tensor | None, parameters: Sequence[Ten
     offset = 0
     for parameter in parameters:
         view = torch.empty(0, dtype=dtype, device="meta")
-        view.set_(flat.untyped_storage(), offset, parameter.shape, parameter.stride())  # type: ignore[call-overload]
+        view.set_(flat.untyped_storage(), offset, parameter.shape, parameter.stride())
         cast.append(view.copy_(parameter))
         offset += parameter.numel()
     return input.to(dtype), hx.to(dtype), None if cx is None else cx.to(dtype), cast
@@ -128,7 +128,7 @@ def _packed(kind: str) -> Callable[..., Any]:
         if not _takes_cudnn(data):
             return plain(data, batch_sizes, hx, params, has_biases, *rest)
         states = [hx] if isinstance(hx, Tensor) else hx
-        return _run(kind, data, batch_sizes.tolist(), states, params, has_biases, *rest, False)
+        return _run(kind, data, batch_sizes.tolist(), states, params, has_biases, *rest)
 
     return run
 
@@ -214,6 +214,7 @@ def _rnn_backward_meta(
     if output_mask[3]:
         flat, offset = weight_buf.new_empty(weight_buf.shape), 0
         for tensor in weight:
+            # Torch's types ask for the strides too.
             view = flat.new_empty([0]).set_(flat.untyped_storage(), offset, tensor.shape)  # type: ignore[call-overload]
             d_weights.append(view)
             offset += tensor.numel()

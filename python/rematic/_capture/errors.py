@@ -7,6 +7,7 @@ import linecache
 import os
 import sys
 import traceback
+import types
 
 import torch
 
@@ -44,12 +45,12 @@ class UnknownValue(CaptureError):
 
 def current_line() -> str | None:
     """The innermost line outside torch and this package that runs now, as `file:line: code`."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_LIBRARIES):
             return f"{name}:{frame.f_lineno}: {linecache.getline(name, frame.f_lineno).strip()}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

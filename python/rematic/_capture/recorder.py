@@ -200,16 +200,16 @@ class Recorder(Twins):
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
         """While it is entered, what autograd saves is seen."""
-        original = getattr(checkpoints, "_make_saved_tensor", None)
+        original: Any = getattr(checkpoints, "_make_saved_tensor", None)
 
         def plain(tensor: Tensor, is_output: bool) -> Any:
             # A checkpoint keeps its inputs in saved tensors of no operator: an ordinary reference.
             top = torch._C._autograd._top_saved_tensors_default_hooks(False)
             if top is None or top[0] != self.pack:
-                return original(tensor, is_output=is_output)  # type: ignore[misc]
+                return original(tensor, is_output=is_output)
             torch._C._autograd._pop_saved_tensors_default_hooks()
             try:
-                return original(tensor, is_output=is_output)  # type: ignore[misc]
+                return original(tensor, is_output=is_output)
             finally:
                 torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
 

@@ -61,9 +61,10 @@ def gathered(parameters: Sequence[Tensor], has_biases: bool, has_projections: bo
     count = 2 + 2 * has_biases + has_projections
     found = []
     for first in range(0, len(parameters), count):
-        given = list(parameters[first : first + count])
-        projection = given.pop() if has_projections else None
-        found.append(Weights(*given[:2], *(given[2:] or (None, None)), projection))
+        input, hidden, *rest = parameters[first : first + count]
+        projection = rest.pop() if has_projections else None
+        input_bias, hidden_bias = rest or (None, None)
+        found.append(Weights(input, hidden, input_bias, hidden_bias, projection))
     return found
 
 

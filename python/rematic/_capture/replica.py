@@ -100,11 +100,11 @@ class Replica:
             ) from error
         for module in copied.modules():
             module._compiled_call_impl = None
-        for names, tensors in (
+        for names, named in (
             (self._parameters, model.named_parameters()),
             (self._buffers, model.named_buffers()),
         ):
-            for name, tensor in tensors:
+            for name, tensor in named:
                 names.setdefault(tensor.untyped_storage()._cdata, name)
         return copied
 

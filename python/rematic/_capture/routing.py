@@ -131,7 +131,7 @@ META_KERNELS = {"cuda": CUDA_META, "cpu": CPU_META}
 @contextlib.contextmanager
 def as_on(device: str) -> Iterator[None]:
     """While it is entered, the meta device runs the operators of this one."""
-    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+    library = torch.library.Library("aten", "IMPL")
     with contextlib.ExitStack() as stack:
         stack.callback(library._destroy)
         with warnings.catch_warnings():

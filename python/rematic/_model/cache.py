@@ -25,9 +25,8 @@ def caching_configs(model: nn.Module) -> list[Any]:
 
 def makes_cache(model: nn.Module, configs: list[Any]) -> bool:
     """Whether a model makes a cache, as far as can be told: encoders have the switch too, and no use for it."""
-    generating = {
-        id(module.config) for module in model.modules() if hasattr(module, "can_generate") and module.can_generate()
-    }
+    modules: Iterable[Any] = model.modules()
+    generating = {id(module.config) for module in modules if hasattr(module, "can_generate") and module.can_generate()}
     return any(
         id(config) in generating
         or getattr(config, "is_decoder", True)

@@ -30,7 +30,8 @@ class Signature:
     @staticmethod
     def of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signature:
         """What a call of the model is given."""
-        names = _parameters(type(model))
+        kind: type = type(model)
+        names = _parameters(kind)
         named = [(names[at] if at < len(names) else str(at), value) for at, value in enumerate(args)]
         return Signature(dict(_words([*named, *kwargs.items()])))
 
@@ -86,8 +87,9 @@ def _shape(words: str) -> list[int] | None:
 
 
 def _kind(words: str | None) -> Any:
-    shape = _shape(words or "")
-    return words if shape is None else (words.partition("[")[0], [extent == 1 for extent in shape])  # type: ignore[union-attr]
+    if words is None or (shape := _shape(words)) is None:
+        return words
+    return words.partition("[")[0], [extent == 1 for extent in shape]
 
 
 @functools.cache

@@ -39,7 +39,8 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, PackedSequence):
-        data, *indices = (None if tensor is None else change(tensor) for tensor in (value[0], *value[2:]))
+        data = change(value.data)
+        indices = [None if index is None else change(index) for index in value[2:]]
         return PackedSequence(data, value.batch_sizes, *indices)
     if isinstance(value, tuple):
         items = [map_tensors(item, change) for item in value]

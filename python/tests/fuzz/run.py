@@ -103,8 +103,10 @@ class Statistics:
     def __str__(self) -> str:
         thrown = ", ".join(f"{count} {kind}" for kind, count in self.discarded.most_common())
         lines = [
-            f"{self.models} models, {self.planned} of them planned ({self.planned / max(1, self.models):.0%}); "
-            f"thrown away while writing them: {thrown or 'none'}",
+            (
+                f"{self.models} models, {self.planned} of them planned ({self.planned / max(1, self.models):.0%}); "
+                f"thrown away while writing them: {thrown or 'none'}"
+            ),
             "runs: " + ", ".join(f"{count} {kind}" for kind, count in self.outcomes.most_common()),
             *(f"{count:6} {words}" for words, count in self.words.most_common()),
             "models with a feature: " + ", ".join(f"{name} {count}" for name, count in self.features.most_common()),
