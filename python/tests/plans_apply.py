@@ -29,6 +29,8 @@ from models import MODELS, Build
 from writing_models import WRITING
 
 Builder = Callable[[str], Build]
+# For torch's planner.
+SECONDS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +137,8 @@ class Trial:
         """A plan; where no plan meets the budget, the one with the lowest peak. None if no module may be planned, or if torch's
         model knows no plan."""
         choice: dict[str, Any] = {"planner": options.planner, "whole": options.whole}
+        # The solver's memory grows with its time, up to gigabytes where it does not find an end.
+        choice |= {"time_limit": SECONDS} if options.planner == "milp" else {}
         choice |= {"only": options.only} if options.only else {}
         choice |= {"never": options.never} if options.never else {}
         try:
