@@ -44,7 +44,7 @@ impl Recording {
     #[must_use]
     pub fn new(schedule: &Schedule<'_>) -> Self {
         let start = schedule.start();
-        let mut recorder = Recorder::new(start);
+        let mut recorder = Recorder::new(start, schedule.operators());
         schedule.replay(&mut recorder);
         recorder.finish(*start.snapshot())
     }
@@ -75,9 +75,14 @@ struct Recorder {
 }
 
 impl Recorder {
-    /// Begins with what is alive.
-    fn new(start: &Ledger) -> Self {
-        let mut recorder = Recorder { runs: Vec::new(), snapshots: Vec::new(), lives: Vec::new(), open: Vec::new() };
+    /// Begins with what is alive; so many operators run at least.
+    fn new(start: &Ledger, operators: usize) -> Self {
+        let mut recorder = Recorder {
+            runs: Vec::with_capacity(operators),
+            snapshots: Vec::with_capacity(operators),
+            lives: Vec::with_capacity(start.buffers()),
+            open: Vec::new(),
+        };
         for buffer in (0..start.buffers()).map(StorageId::new).map(BufferId::from) {
             if start.is_alive(buffer) {
                 recorder.begin(buffer, start);

@@ -72,6 +72,12 @@ impl<'a> Schedule<'a> {
         self.start
     }
 
+    /// How many operators the step has; under a plan more run.
+    #[must_use]
+    pub fn operators(&self) -> usize {
+        self.trace.ops().len()
+    }
+
     /// Lets observers watch the step from its start to its end; returns the state that it leaves.
     ///
     /// The loop over the events takes time linear in what runs, and allocates nothing.

@@ -74,12 +74,45 @@ pub(super) fn step(candidate: &Candidate, bytes: f64) -> Option<(f64, f64)> {
     let top = lines.iter().map(value).fold(f64::NEG_INFINITY, f64::max);
     // On the top line, the steepest counts from here on. Lines that meet here up to rounding are on top.
     let slack = 1e-12 * top.abs().max(1.0);
-    let here =
+    let mut here =
         lines.iter().filter(|line| value(line) >= top - slack).map(|line| line.0).fold(f64::NEG_INFINITY, f64::max);
-    let end = lines
-        .iter()
-        .filter(|line| line.0 > here)
-        .map(|line| bytes + (top - value(line)) / (line.0 - here))
-        .fold(candidate.savable, f64::min);
-    Some((here * candidate.time, end))
+    loop {
+        let (end, steeper) = lines
+            .iter()
+            .filter(|line| line.0 > here)
+            .map(|line| (bytes + (top - value(line)) / (line.0 - here), line.0))
+            .fold((candidate.savable, here), |nearest, next| if next.0 < nearest.0 { next } else { nearest });
+        if end > bytes {
+            return Some((here * candidate.time, end));
+        }
+        // Where they meet is nearer than the next number: it is steeper from here on.
+        here = steeper;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_meet_closer_than_numbers_go_do_not_stand_still() {
+        // Saving from 2^53 bytes on, numbers are two apart; the lines meet within one.
+        let bytes = 9_007_199_254_740_992.0;
+        let candidate = Candidate {
+            module: 0,
+            position: 0,
+            savable: 2.0 * bytes,
+            unsaved: 0.0,
+            time: 1.0,
+            lines: vec![(1.0, 0.0), (4.0, -1.5 - 1e-9)],
+        };
+        let mut at = 0.0;
+        let mut steps = 0;
+        while let Some((_, end)) = step(&candidate, at) {
+            assert!(end > at, "{end} after {at}");
+            (at, steps) = (end, steps + 1);
+        }
+        assert_eq!((at, steps <= 3), (candidate.savable, true));
+        assert!(step(&candidate, 0.5 * candidate.savable).is_some_and(|(_, end)| end > bytes));
+    }
 }
