@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import pathlib
@@ -425,3 +426,48 @@ def test_a_plan_for_such_a_step_trains_as_the_plain_model_or_says_that_it_cannot
                 trained(planned, x, rate)
         else:
             assert all(map(torch.equal, plain, trained(planned, x, rate)[0]))
+
+
+TOTAL = torch.zeros(())
+
+
+class Counting(nn.Module):
+    """Weights decide how much there is; and each forward is counted outside of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.gate(x)
+        TOTAL.add_(1)
+        return out[out > 0].square().mean()
+
+
+def test_a_run_that_would_change_a_tensor_outside_of_the_model_is_refused() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(UnknownValue, match="changes a tensor that lies outside of the model"):
+        capture(Counting(), torch.randn(4, 8), device="cpu", optimizer=False)
+
+
+def test_what_a_whole_run_does_not_tell_is_refused() -> None:
+    """An optimizer that evaluates the model by itself: what it reads there is not counted."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            out = model(x)
+            loss = out[out > 0].square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    weights = model.weight.detach().clone()
+    with contextlib.suppress(rematic.CaptureError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", rematic.RematicWarning)
+        rematic.capture_step(step, model, optimizer, device="cpu")
+    assert torch.equal(model.weight, weights)

@@ -13,7 +13,7 @@ mod scenario;
 
 use rematic_cost::{Costs, Device};
 use rematic_layout::even_shards;
-use rematic_replay::{Highest, Snapshot};
+use rematic_replay::{Highest, Regions, Snapshot};
 use rematic_trace::{Bytes, Category, Millis, StepTrace};
 use serde::Serialize;
 
@@ -101,7 +101,11 @@ impl Explanation {
         let highest = |change: &Change| {
             // That a step of one rank cannot be spread once more is known to the rule that proposes it.
             let other = change.world_size.and_then(|ranks| even_shards(whole, ranks).ok());
-            replay(other.as_deref().unwrap_or(trace), problem.regions(), allocator, change)
+            match other.as_deref() {
+                // Its events stand elsewhere; its regions are the same, in the same order.
+                Some(other) => replay(other, &Regions::new(other), allocator, change),
+                None => replay(trace, problem.regions(), allocator, change),
+            }
         };
         let plain = highest(&Change::default());
         let mut found: Vec<(Remedy, Change)> = Vec::new();

@@ -81,7 +81,7 @@ impl Recorder {
             runs: Vec::with_capacity(operators),
             snapshots: Vec::with_capacity(operators),
             lives: Vec::with_capacity(start.buffers()),
-            open: Vec::new(),
+            open: vec![None; start.buffers()],
         };
         for buffer in (0..start.buffers()).map(StorageId::new).map(BufferId::from) {
             if start.is_alive(buffer) {

@@ -25,6 +25,11 @@ impl Releases {
             let (storage, there) = match event {
                 Event::Release(storage) => (storage, false),
                 Event::Restore(storage) => (storage, true),
+                // What shrinks in a region would have to shrink again.
+                Event::Shrink(..) => {
+                    releases.positions.push(position);
+                    continue;
+                }
                 // Only of those that are released: all others are dealt with by their holds.
                 Event::Drop(storage) => {
                     if let Some(changes) = releases.changes.get_mut(&storage) {
@@ -43,12 +48,12 @@ impl Releases {
     /// Whether a region cannot be checkpointed: its forward releases or restores something; it makes something that is
     /// released later, or would keep something that is; or something that it reads is not there when it is recomputed.
     pub(crate) fn rule_out(&self, trace: &StepTrace, region: &Region) -> bool {
-        if self.changes.is_empty() {
-            return false;
-        }
         let next = self.positions.partition_point(|position| *position < region.events.start);
         if self.positions.get(next).is_some_and(|position| *position < region.events.end) {
             return true;
+        }
+        if self.changes.is_empty() {
+            return false;
         }
         let is_missing = |storage: &StorageId| {
             let Some(changes) = self.changes.get(storage) else { return false };

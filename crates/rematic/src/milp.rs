@@ -51,7 +51,9 @@ impl Target {
         let costs = self.costs(trace)?;
         let cancel = limits.cancel.clone();
         cancel.catch(|| {
-            let mut options = milp_options(self.ranks, &limits, settings, budget)?;
+            // The step of a rank has its own share already.
+            let ranks = if trace.place.axes.is_empty() { self.ranks } else { 1 };
+            let mut options = milp_options(ranks, &limits, settings, budget)?;
             let chosen = !limits.only.is_empty() || !limits.never.is_empty();
             let problem = self.problem(rank, &costs, limits)?;
             options.ac_units = chosen.then(|| problem.checkpointable());

@@ -118,7 +118,8 @@ class Rehearsal:
         obstacle = self._obstacle()
         if obstacle is not None and error.is_told_by_run:
             raise error.saying(remedy=obstacle) from error
-        if place.missing is None:
+        # What a whole run did not tell, another does not either.
+        if place.missing is None or self._extent == STEP:
             raise error
         if not self.line and place.line:
             self.line = f" (first at {place.line})"
@@ -153,6 +154,9 @@ class Rehearsal:
         # What the model's code reaches, too: the captured run has yet to find it as it was.
         reached = Bystanders(self._step, self._model, *self._inputs[0], *self._inputs[1].values())
         with Settings().restored(), self._bystanders.untouched(), reached.untouched(), _generators(device):
+            held = (*self._model.parameters(), *self._model.buffers(), *tensors_in(self._inputs))
+            known = (*held, *self._bystanders.tensors.values(), *reached.tensors.values())
+            watch.outside = {t.untyped_storage()._cdata for t in known if t.layout is torch.strided}
             copies = _Copies(device, shares_weights)
             model = copies.model(self._model)
             inputs = copies.inputs(*self._inputs)
@@ -175,6 +179,8 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.extent = extent
         self.readings: list[Reading] = []
+        # The storages of the user's own tensors, and those of them that the run shares.
+        self.outside: set[int] = set()
         self.shared: set[int] = set()
         self._effects: dict[Any, Effect] = {}
         self._silent = 0
@@ -214,10 +220,13 @@ class _Watch(TorchDispatchMode):
             effect = self._effects[func] = Effect(func)
         if func.namespace in COLLECTIVES:
             raise RuntimeError(f"`{func}` waits for other processes, which do not run")
-        if effect.writes and self.shared:
+        if effect.writes:
             for tensor in effect.targets(args, kwargs):
-                if tensor.untyped_storage()._cdata in self.shared:
+                address = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
+                if address in self.shared:
                     raise _Writes
+                if address in self.outside:
+                    raise RuntimeError(f"`{func}` changes a tensor that lies outside of the model, and would really change it")
         out, reading = read_by(func, args, kwargs, lambda: func(*args, **kwargs))
         if reading is not None:
             self.note(reading)
@@ -255,7 +264,7 @@ class _Functions(TorchFunctionMode):
         watch.note(Reading(name, shapes_of((tensor,)), tensor if moves else None))
         with watch.silent():
             out = func(*args, **kwargs)
-        if func is Tensor.numpy:
+        if func in (Tensor.numpy, Tensor.__array__):
             # What is written to it would be written to the tensor, unseen.
             out = out.copy()
             out.flags.writeable = False

@@ -48,6 +48,7 @@ fn explain(trace: &StepTrace, costs: &Costs, device: &Device, allocator: Allocat
 /// Every planner, for a budget that may or may not be reached.
 fn plan(trace: &StepTrace, costs: &Costs, stats: &StepStats, allocator: Allocator) {
     let problem = Problem::new(trace, costs, Limits { allocator, ..Limits::default() }).unwrap();
+    assert_eq!(problem.record(&[]).peak().map_or(problem.baseline().peak, |(_, peak)| peak), problem.baseline().peak);
     let budget = Bytes(problem.baseline().peak.0 / 10 * 9);
     for outcome in [problem.exact(budget), problem.greedy(budget)] {
         let Outcome::Planned(solution) = outcome else { continue };
