@@ -257,8 +257,8 @@ test("a hostile trace is only text", async () => {
   const trace = join(directory, "hostile.rmt");
   run("trace", "seed-transformer", "--layers", "2", "-o", trace);
   const document = JSON.parse(readFileSync(trace, "utf8"));
-  document.model = EVIL;
-  document.facts.push([EVIL, EVIL]);
+  document.origin.model = EVIL;
+  document.origin.options = [[EVIL, EVIL]];
   document.names = document.names.map((name) => `${EVIL}${name}`);
   const rename = (value) => {
     if (Array.isArray(value)) value.forEach(rename);
