@@ -269,7 +269,9 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
                 }
                 Event::Op(op) => {
                     // The last missing tensors are its inputs: it does not run any more.
-                    self.hand_over(region, op);
+                    if !self.returned[op.index()] {
+                        self.for_saves(region, op, Ledger::save);
+                    }
                     break;
                 }
                 Event::Drop(storage) => self.drop_local(region, storage),
@@ -301,20 +303,11 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
                 self.on(again, Ledger::unsave);
             }
         }
-        self.hand_over(region, op);
-        if self.returned[op.index()] {
-            self.futile[op.index()] = true;
-            self.for_saves(region, op, Ledger::save);
-        }
+        // What it saves is there again: for its backward to read, or in a graph that goes without one.
+        self.futile[op.index()] = self.returned[op.index()];
+        self.for_saves(region, op, Ledger::save);
         if !cached {
             self.act(Action::Run(ran));
-        }
-    }
-
-    /// What an operator saves is there again, for its backward to read; if its graph was thrown away, nobody waits.
-    fn hand_over(&mut self, region: &Region, op: OpId) {
-        if !self.returned[op.index()] {
-            self.for_saves(region, op, Ledger::save);
         }
     }
 
