@@ -164,6 +164,10 @@ class Recorder(Twins):
 
     def pack(self, tensor: Tensor) -> Any:
         """Autograd saves a tensor."""
+        with torch._C.DisableTorchFunction():
+            return self._packed(tensor)
+
+    def _packed(self, tensor: Tensor) -> Any:
         if not tensor.is_meta or self._closed:
             return tensor
         number = self._nodes.saving()
@@ -244,6 +248,10 @@ class Recorder(Twins):
         """Backward reads a saved tensor."""
         if not isinstance(saved, Saved):
             return saved
+        with torch._C.DisableTorchFunction():
+            return self._unpacked(saved)
+
+    def _unpacked(self, saved: Saved) -> Tensor:
         self.writers.check(saved)
         dtype, shape, strides = saved.layout
         self._quiet = True
@@ -328,6 +336,11 @@ class Recorder(Twins):
         kwargs = kwargs or {}
         if self._quiet or self._closed:
             return func(*args, **kwargs)
+        # Backward runs in the modes that watch what Python does; what is asked about tensors here is none of that.
+        with torch._C.DisableTorchFunction():
+            return self._dispatched(func, args, kwargs)
+
+    def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is DETACH:
             ref = self._storages.get(args[0].untyped_storage()._cdata)
             if type(ref) is FreshRef and ref.detaches:

@@ -90,6 +90,8 @@ class Replica:
                     memo[id(tensor)] = self.tensor(tensor)
                     if tensor.grad is not None:
                         memo[id(tensor.grad)] = None
+            # A dozen dicts of hooks in every module are empty; to copy them takes longer than all else.
+            memo.update((id(hooks), OrderedDict()) for hooks in vars(module).values() if type(hooks) is OrderedDict and not hooks)
         try:
             copied = copy.deepcopy(model, memo)
         except Exception as error:

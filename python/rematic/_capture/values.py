@@ -113,6 +113,8 @@ class Values(TorchDispatchMode):
 
     def is_known(self, tensor: Tensor) -> bool:
         """Whether the tensor's value can be asked for."""
+        if not tensor.is_meta:
+            return _is_plain(tensor)
         return isinstance(self.view_of(tensor), View)
 
     def need(self, tensor: Tensor, func: Any) -> Tensor:
