@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed._tools import mem_tracker as mt
 from torch.distributed._tools import mod_tracker
 
+from reality import clear_caches
 from rematic._capture.replica import Replica
 from rematic._capture.routing import as_on
 from rematic._capture.values import Values
@@ -90,6 +91,7 @@ def track(
     """The peak by category, and the total after every operator, of the last step: on the meta device with the
     operators of `device`, or for real on the CPU."""
     model, args, kwargs = build("cpu" if real else "meta")
+    clear_caches()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_blocks(CUDA_BLOCK if device == "cuda" else 1))
         if not with_modules:

@@ -39,12 +39,21 @@ def resident(*values: Any) -> int:
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
+def clear_caches() -> None:
+    """Empties caches of functions that hold tensors: what is made before the steps that are measured is not counted."""
+    for item in gc.get_objects():
+        if type(item) is functools._lru_cache_wrapper:
+            if any(isinstance(leaf, Tensor) for leaf in tree_leaves(gc.get_referents(item))):
+                item.cache_clear()
+
+
 def peaks(step: Step, model: nn.Module, inputs: Any, kernels: set[str]) -> tuple[int, int]:
     """The highest bytes in use in the second of two steps: all that the allocator gives out; and without what the
     kernels of operators take and give back while they run, which no tensor of the step ever holds.
 
     The optimizer must not have state yet.
     """
+    clear_caches()
     # A module may also keep a tensor, such as a table of positions, that is no buffer of it.
     total = resident(list(model.parameters()), list(model.buffers()), [vars(part) for part in model.modules()], inputs)
     gc.collect()

@@ -408,7 +408,7 @@ def trained(model: nn.Module, x: Tensor, rate: float) -> tuple[list[Tensor], lis
 
 
 @pytest.mark.parametrize("loops", [False, True])
-def test_a_plan_for_such_a_step_trains_as_the_plain_model_or_says_that_it_cannot(loops: bool) -> None:
+def test_a_plan_for_such_a_step_trains_as_the_plain_model(loops: bool) -> None:
     x = torch.randn(512, 8, generator=torch.Generator().manual_seed(0))
     with pytest.warns(RematicWarning):
         trace = rematic.capture(picks(loops), x, loss=lambda out: out.square().sum(), device="cpu")
@@ -421,11 +421,7 @@ def test_a_plan_for_such_a_step_trains_as_the_plain_model_or_says_that_it_cannot
         rematic.apply(planned, plan)
         plain, counts = trained(picks(loops), x, rate)
         assert (len(set(counts)) > 1) == (rate > 0)
-        if loops and rate:
-            with pytest.raises(rematic.Mismatch):
-                trained(planned, x, rate)
-        else:
-            assert all(map(torch.equal, plain, trained(planned, x, rate)[0]))
+        assert all(map(torch.equal, plain, trained(planned, x, rate)[0]))
 
 
 TOTAL = torch.zeros(())

@@ -4,8 +4,8 @@ While operators agree with the policies of several variants, what one of them sa
 have another operator there are out, and what none of the others saves is let go of. If they do not part in this module, that
 is done as soon as something else in the forward tells.
 
-A variant may not checkpoint this module at all: what it runs here is not known. If only such variants are left, or those
-that the model's inputs spoke against, the module is recomputed whole this once, and what runs again is compared with
+A variant may not checkpoint this module at all, or may run other operators as its numbers fall: what it runs here is not
+known. If only such variants are left, or those that the model's inputs spoke against, the module is recomputed whole this once, and what runs again is compared with
 what ran.
 """
 
@@ -109,6 +109,11 @@ class Choice:
     def may_wander(self) -> bool:
         """Whether none of the live policies may turn out to be right."""
         return bool(self._without or self._others_without or self._others)
+
+    @property
+    def likeliest(self) -> Policy | None:
+        """What the region does once its caches are filled."""
+        return None if self._unplanned is not None else self._live[0][0]
 
     def turned(self, at: int, func: Any, kept: Kept) -> Policy:
         """What is followed from here on, where another operator runs than all so far have."""

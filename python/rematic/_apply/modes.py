@@ -19,8 +19,10 @@ from rematic._core import PlanError
 
 from .audit import Audit
 from .choice import Choice
+from .errors import Mismatch
+from .filling import Filling
 from .generators import Source, set_state, source_of, state_of
-from .policy import BATCH_NORMS, TO_COPY, Policy, name_of, passes
+from .policy import BATCH_NORMS, READ, TO_COPY, Policy, makes_text, name_of, passes
 from .snapshot import Snapshot
 
 # Where the operators of batch norm take the running statistics, and whether they train.
@@ -110,9 +112,13 @@ class Forward(_Follower):
         at = self._at
         if at >= self._count or self._ops[at] is not func:
             if passes(func):
+                if func is READ and self._watched:
+                    self._kept.snapshot.note_reads(args, kwargs)
                 return func(*args, **(kwargs or {}))
             if not self._policy.meets(at, func):
-                self._take(self._possible.turned(at, func, self._kept))
+                if makes_text():
+                    return func(*args, **(kwargs or {}))
+                self._take(self._turned(at, func))
         self._at = at + 1
         if self._watched:
             self._kept.snapshot.note_reads(args, kwargs)
@@ -123,6 +129,23 @@ class Forward(_Follower):
         if self._audit is not None and not self._policy.saves[at]:
             self._audit.first(at, func, args, out)
         return out
+
+    def _turned(self, at: int, func: Any) -> Policy:
+        """What is followed from here on, where another operator runs."""
+        if isinstance(self._policy, Filling):
+            raise self._policy.mismatch(at, func)
+        try:
+            return self._possible.turned(at, func, self._kept)
+        except Mismatch as error:
+            planned = self._possible.likeliest
+            if planned is None or planned.names[:at] != self._policy.names[:at]:
+                raise
+            filling = Filling(planned, self._policy, at, self._kept, error)
+            if not filling.meets(at, func):
+                raise
+            # What is run again is compared once the caches are filled.
+            self._audit = self._kept.audit = None
+            return filling
 
     def _run(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
         policy, kept = self._policy, self._kept
@@ -136,7 +159,12 @@ class Forward(_Follower):
                 self._known.add(source)
             if saved:
                 self._known.discard(source)
+        filling = policy if isinstance(policy, Filling) else None
+        if filling is not None and policy.changes[at]:
+            filling.check_change(at, _written(func, args, kwargs))
         out = func(*args, **kwargs)
+        if filling is not None:
+            filling.note(at, _tensors(out))
         if saved:
             written = _written(func, args, kwargs) if policy.changes[at] else ()
             kept.values[at] = _map(out, lambda tensor: ARGUMENT if _is_among(tensor, written) else _detached(tensor))
@@ -160,7 +188,8 @@ class Forward(_Follower):
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         super().__exit__(kind, value, traceback)
         if kind is None:
-            self._kept.policy = self._possible.ended(self._at, self._kept)
+            ended = self._policy if isinstance(self._policy, Filling) else self._possible
+            self._kept.policy = ended.ended(self._at, self._kept)
             self._kept.close()
 
 
@@ -202,9 +231,15 @@ class Again(_Follower):
         at = self._at
         if at >= self._count or self._ops[at] is not func:
             if passes(func) or self._casts_anew(at, func, args):
+                if func is READ and self._suspects:
+                    self._check_reads(at, func, args, kwargs)
                 return func(*args, **(kwargs or {}))
-            if not self._policy.meets(at, func):
+            found = self._policy.found(at, func)
+            if found is None:
+                if makes_text():
+                    return func(*args, **(kwargs or {}))
                 raise self._policy.mismatch(at, func, again=True)
+            at = found
         elif func is TO_COPY and self._casts_anew(at, func, args):
             return func(*args, **(kwargs or {}))
         self._at = at + 1
@@ -225,7 +260,7 @@ class Again(_Follower):
         if wrong is not None:
             policy = self._policy
             raise PlanError(
-                f"Operator {policy.positions[at]} (`{policy.names[at]}`) of `{policy.module}` is run again by the plan and "
+                f"Operator {policy.place(at)} (`{name_of(func)}`) of `{policy.module}` is run again by the plan and "
                 f"reads {wrong}, so it would not make what it made before; leave it as it is until backward is over, or "
                 f'plan without this module (never="{policy.module}")'
             )
@@ -294,6 +329,12 @@ def _filled(value: Any, arguments: Iterator[Tensor]) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)([_filled(item, arguments) for item in value])
     return value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    _map(value, found.append)
+    return found
 
 
 def _versions(value: Any) -> list[int]:

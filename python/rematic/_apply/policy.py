@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,12 +24,25 @@ UNRECORDED = ("profiler", "prim", "prims")
 BATCH_NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default)
 ACTED_ON = (*BATCH_NORMS, TO_COPY)
 
-LEFT_OUT = ("detach.default", "lift_fresh.default")
+READ = aten._local_scalar_dense.default
+LEFT_OUT = ("detach.default", "lift_fresh.default", "_local_scalar_dense.default")
+# Where torch writes tensors as text.
+_TEXTS = torch._tensor_str.__file__
 
 
 def passes(func: Any) -> bool:
     """Whether an operator is in no policy."""
-    return func is DETACH or func is LIFT or func.namespace in UNRECORDED
+    return func is DETACH or func is LIFT or func is READ or func.namespace in UNRECORDED
+
+
+def makes_text() -> bool:
+    """Whether an operator runs for the text of a tensor, which is in no policy either. To ask takes a while."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == _TEXTS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def name_of(func: Any) -> str:
@@ -40,7 +54,8 @@ class Policy:
     """The operators of a region in order, and whether their outputs are saved.
 
     Checkpointing itself detaches what autograd saves, once in forward and in other places when it recomputes. `detach` makes no
-    memory and is left out on both sides. So is `lift_fresh`, by which numbers of the code become tensors.
+    memory and is left out on both sides. So is `lift_fresh`, by which numbers of the code become tensors, and the reading of
+    one number, which a message about the tensor does on some devices.
     """
 
     def __init__(self, module: str, call: int, decisions: list[tuple[str, bool]]) -> None:
@@ -87,9 +102,18 @@ class Policy:
         self.ops[at] = func
         return True
 
+    def found(self, at: int, func: Any) -> int | None:
+        """Where an operator that is run again is, from this place on."""
+        return at if self.meets(at, func) else None
+
     def disputed(self, at: int) -> bool:
         """Whether an output that is saved may be let go of before the region is over."""
         return False
+
+    @property
+    def likeliest(self) -> Policy | None:
+        """What the region does once its caches are filled."""
+        return self
 
     def turned(self, at: int, func: Any, kept: Kept) -> Policy:
         """What is followed from here on, where another operator runs than this policy has."""
@@ -101,14 +125,17 @@ class Policy:
             raise self.mismatch(at, None)
         return self
 
+    def place(self, at: int) -> int:
+        """Where an operator is in the plan, which counts those that are left out too."""
+        return self.positions[at] if at < len(self.positions) else self.length
+
     def mismatch(self, at: int, func: Any, *, again: bool = False, hint: str = "") -> Mismatch:
         """The error that another operator runs, or none any more."""
-        listed = at < len(self.names)
         return Mismatch(
             self.module,
             self.call,
-            self.positions[at] if listed else self.length,
-            self.names[at] if listed else None,
+            self.place(at),
+            self.names[at] if at < len(self.names) else None,
             name_of(func) if func is not None else None,
             again=again,
             hint=hint,

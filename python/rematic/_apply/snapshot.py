@@ -385,6 +385,11 @@ def _switch(parameters: list[tuple[nn.Parameter, bool]]) -> None:
             parameter.requires_grad_(trains)
 
 
+_jit: Any = torch.jit
+# What ends a recomputation once all that was asked for is there.
+_STOP: type[Exception] | None = getattr(torch.utils.checkpoint, "_StopRecomputationError", None)
+
+
 class Call:
     """A call of a module: with its arguments as they are the first time, and as they were then when it runs again."""
 
@@ -400,9 +405,20 @@ class Call:
             args, kwargs = self._given
             # They must not outlive the call: a list goes on to grow.
             self._given = None
-            return self._forward(*args, **kwargs)
+            return self._run(args, kwargs)
         with self._snapshot.restored() as (again, keywords):
-            return self._forward(*again, **keywords)
+            return self._run(again, keywords)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        try:
+            # Otherwise TorchScript runs other operators from one time to the next, as it learns what it is given.
+            with _jit.optimized_execution(False):
+                return self._forward(*args, **kwargs)
+        except RuntimeError as error:
+            if _STOP is not None and _STOP.__name__ in str(error):
+                # Recomputation ended inside of TorchScript, which makes an error of its own of every other.
+                raise _STOP from error
+            raise
 
 
 def anchors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -19,10 +19,14 @@ from rematic._core import Plan
 from rematic._model.signature import INPUTS, NEXT, Signature
 
 from .choice import Choice, Policies, let_go
-from .policy import Policy, name_of, passes
+from .policy import LEFT_OUT, Policy, makes_text, name_of, passes
 
 if TYPE_CHECKING:
     from .modes import Kept
+
+
+# The fact of a trace that names an assumption.
+ASSUMED = "assumed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +52,15 @@ class Variants:
         self.all = [
             Variant(
                 variant.name,
-                tuple(variant.opening),
+                tuple(name for name in variant.opening if name not in LEFT_OUT),
                 tuple(Signature.read(text) for text in variant.facts.get(INPUTS, "").split(NEXT)),
                 variant.baseline_peak,
             )
             for variant in plan.variants
         ]
         self.several = len(self.all) > 1
+        # Whether what runs hangs on numbers, as those that weights give: other operators may run from step to step.
+        self._varies = any(ASSUMED in variant.facts for variant in plan.variants)
         # Those that may run, the likeliest first.
         self.possible = list(range(len(self.all)))
         self._opening: Opening | None = None
@@ -96,12 +102,15 @@ class Variants:
 
     def choice(self, planned: Mapping[int, Policy]) -> Policy | Choice | None:
         """What is followed in a call of a module, of which some variants have policies. None if it is not checkpointed."""
-        if not self.several:
+        if not self.several and not self._varies:
             return planned[0]
         self.told()
         live, without = _grouped(planned, self.possible)
         if not live:
             return None
+        if self._varies:
+            # Each of them may do something else this once.
+            without = frozenset(self.possible)
         rest = [at for at in range(len(self.all)) if at not in self.possible]
         others, others_without = _grouped(planned, rest)
         return Choice(live, without, others, others_without, self.tell, self._defer)
@@ -176,8 +185,10 @@ class Opening(TorchDispatchMode):
 
     def _compare(self, name: str) -> None:
         at = self._at
-        self._at = at + 1
         left = {one: names for one, names in self._openings.items() if at >= len(names) or names[at] == name}
+        if len(left) < len(self._openings) and makes_text():
+            return
+        self._at = at + 1
         if left and len(left) < len(self._openings):
             self._variants.tell(frozenset(left))
         # If none has this operator, what runs outside of modules is not as it was captured, and says nothing.

@@ -60,3 +60,10 @@ def user_line(error: BaseException) -> str | None:
         if not os.path.abspath(frame.filename).startswith(_LIBRARIES):
             return f"{frame.filename}:{frame.lineno}: {frame.line}"
     return None
+
+
+def let_go_of_frames(error: BaseException | None) -> None:
+    """Of an error that is not raised any more, and of those that led to it: frames hold tensors."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

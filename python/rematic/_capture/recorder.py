@@ -12,6 +12,7 @@ Three things are watched, each where it happens:
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -55,12 +56,13 @@ _autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 class Recorder(Twins):
     """The dispatch mode. Its lists are the tables of the trace format."""
 
-    def __init__(self, counts_host: bool = False) -> None:
+    def __init__(self, counts_host: bool = False, values: Values | None = None) -> None:
         super().__init__()
         # Whether real tensors, on the CPU, lie in the same memory as those of the step.
         self._counts_host = counts_host
         # Numbers read inside a module or the optimizer steer the step; elsewhere they are logged.
-        self.values = Values(lambda: bool(self.call_stack) or self.in_optimizer)
+        self.values = Values() if values is None else values
+        self.values.inside_model = lambda: bool(self.call_stack) or self.in_optimizer
         self.values.is_on_cpu = counts_host
         self.values.is_counting = lambda: not self.in_optimizer
         self._shapes = Shapes(self.values)
@@ -120,6 +122,25 @@ class Recorder(Twins):
         self.storages.append([size, "activation", None])
         return len(self.storages) - 1
 
+    def made(self) -> list[weakref.ref[torch.UntypedStorage]]:
+        """The storages that the step has made, as far as they are there."""
+        return [ref for ref in self._storages.values() if type(ref) is StorageRef and self.storages[ref.row][2] is not None]
+
+    def inherit(self, earlier: Recorder) -> None:
+        """What an earlier step has made and somebody still holds is there before this one."""
+        rows: dict[int, int] = {}
+        for ref in list(earlier._storages.values()):
+            storage = ref()
+            if storage is None or type(ref) is FreshRef or ref.address in self._storages:
+                continue
+            _, category, birth = earlier.storages[ref.row]
+            if birth is None:
+                continue
+            if ref.row not in rows:
+                rows[ref.row] = self._add_storage(storage, category, None)
+            else:
+                self._watch(StorageRef(storage, self._forget), storage, rows[ref.row])
+
     def _add_storage(self, storage: torch.UntypedStorage, category: str, birth: int | None) -> int:
         row = len(self.storages)
         self.storages.append([storage.nbytes(), category, birth])
@@ -134,6 +155,15 @@ class Recorder(Twins):
         """Storages that autograd still holds, by operator: backward has not gone through this part of the graph."""
         return {op: {row for row, _ in self.ops[op]["saves"]} for op in self._holds}
 
+    def left(self) -> set[int]:
+        """The storages that the step has made and leaves, but for what it has made for its optimizer."""
+        held = set().union(*self.unreleased().values())
+        return {
+            row
+            for row, (_, category, birth) in enumerate(self.storages)
+            if birth is not None and category in ("activation", "temp") and (self.is_alive(row) or row in held)
+        }
+
     def op_of(self, node: Any) -> int | None:
         """The operator that a node of the graph differentiates."""
         return self._nodes.op(node._sequence_nr())
@@ -143,8 +173,8 @@ class Recorder(Twins):
         self._drop(ref.row)
 
     def _drop(self, row: int) -> None:
+        self._drops[row] = len(self.events)
         if not self._closed:
-            self._drops[row] = len(self.events)
             self.events.append({"drop": row})
 
     def _fresh_dropped(self, ref: FreshRef) -> None:
@@ -154,7 +184,7 @@ class Recorder(Twins):
         if op not in self._holds:
             # Somebody kept what autograd has let go of: an ordinary reference after all.
             earlier = self._drops.pop(row, None)
-            if earlier is not None:
+            if earlier is not None and earlier < len(self.events):
                 self.events[earlier] = None
                 self._drop(row)
         elif not self._reads[op]:
@@ -233,7 +263,7 @@ class Recorder(Twins):
     def let_go(self, saved: Saved) -> None:
         """Autograd lets go of a saved tensor."""
         op = saved.op
-        if op < 0 or self._closed:
+        if op < 0:
             return
         left = self._holds[op] - 1
         if left:
@@ -242,7 +272,8 @@ class Recorder(Twins):
         del self._holds[op]
         if self._returned == op:
             self._returned = None
-        self.events.append({"unsave": op})
+        if not self._closed:
+            self.events.append({"unsave": op})
 
     def unpack(self, saved: Any) -> Tensor:
         """Backward reads a saved tensor."""

@@ -8,6 +8,7 @@ reaches is put back.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -97,8 +98,16 @@ class Rehearsal:
 
         self._readings: list[Reading] = []
         self._extent = NOTHING
+        # Whether it is a step after the first.
+        self._is_warm = False
         # Where the captured run first met a value that it cannot know, as part of a sentence.
         self.line = ""
+
+    def warmed(self) -> Rehearsal:
+        """That of a later step, which finds what the first keeps."""
+        made = copy.copy(self)
+        made._readings, made._extent, made._is_warm = [], NOTHING, True
+        return made
 
     def place(self) -> Place:
         """The beginning of what was read so far."""
@@ -163,8 +172,13 @@ class Rehearsal:
             self._bystanders.replace(copies)
             optimizer = made_optimizer(self._optimizer, model, copies, self._kind)
             watch.shared = copies.shared
-            with self._elsewhere(device), watch.without_optimizers(), _Functions(watch), watch:
-                self._step(model, optimizer, inputs)
+            for one in [watch.up_to_backward(), watch] if self._is_warm else [watch]:
+                with self._elsewhere(device), one.without_optimizers(), _Functions(one), one:
+                    try:
+                        self._step(model, optimizer, inputs)
+                    except _Enough:
+                        if one is watch:
+                            raise
 
     def _elsewhere(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         if device.type == self._kind:
@@ -184,6 +198,12 @@ class _Watch(TorchDispatchMode):
         self.shared: set[int] = set()
         self._effects: dict[Any, Effect] = {}
         self._silent = 0
+
+    def up_to_backward(self) -> _Watch:
+        """One for a run before this, which fills caches."""
+        made = _Watch(FORWARD)
+        made.outside, made.shared = self.outside, self.shared
+        return made
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:

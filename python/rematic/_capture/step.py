@@ -12,11 +12,13 @@ import dataclasses
 import gc
 import json
 import sys
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from rematic._core import Trace
 from rematic._device import kind_of
@@ -28,6 +30,7 @@ from rematic._model.signature import INPUTS, NEXT
 from rematic._model.trees import tensors_in
 from rematic._warning import warn
 
+from . import leftovers
 from .arguments import (
     OptimizerChoice,
     check_gradients,
@@ -42,7 +45,7 @@ from .bystanders import Bystanders
 from .contents import META_INPUT
 from .cudnn import flatten_weights
 from .devices import Elsewhere
-from .errors import CaptureError, UnknownValue
+from .errors import CaptureError, UnknownValue, let_go_of_frames
 from .failures import explained, unknown_value
 from .literals import Literals
 from .modules import CallWatch, GradientWatch, ModuleTree
@@ -55,6 +58,8 @@ from .routing import as_on
 from .values import Values
 
 __all__ = ["OptimizerChoice", "capture", "capture_step", "document", "document_of_step"]
+
+_jit: Any = torch.jit
 
 CACHES = (
     "the model's config has use_cache, which keeps keys and values for generation; a step without it is captured, and under a "
@@ -199,29 +204,67 @@ def _run(
     if makes_cache(model, caching):
         warn(CACHES)
     with without_cache(caching):
-        rehearsal = Rehearsal(step, model, optimizer, kind, inputs, bystanders)
+        rehearsal = opening = Rehearsal(step, model, optimizer, kind, inputs, bystanders)
         before = _Before()
+        first: _Found | None = None
+        kept: list[weakref.ref[torch.UntypedStorage]] = []
         while True:
             place = rehearsal.place()
+            found: _Found | None = None
+            unknown: UnknownValue | None = None
+            attempt: _Attempt | None = None
             try:
                 with Settings().restored(), bystanders.untouched():
-                    attempt = _Attempt(model, optimizer, kind, inputs, bystanders, before, place)
-                    document = attempt.run(step)
+                    attempt = _Attempt(model, optimizer, kind, inputs, bystanders, before, place, kept)
+                    if before.is_warm:
+                        attempt.warm_up(step, opening.place())
+                    found = _Found(attempt.run(step), place, attempt.evaluates)
+                    before, before_this, keeps = attempt.after, before, attempt.keeps
+                # The model may have taken care of an error itself.
+                unknown = place.missing
             except UnknownValue as error:
-                rehearsal.go_on(place, error)
-                continue
-            if place.missing is not None:
-                # The model took care of the error itself.
-                rehearsal.go_on(place, place.missing)
-            elif attempt.after == before:
-                if place.is_used:
-                    warn(DEPENDS.format(rehearsal.line))
-                if attempt.evaluates and not eval_mode:
-                    warn(EVALUATES)
-                return json.dumps(document, separators=(",", ":")).encode()
-            else:
+                unknown = error
+                let_go_of_frames(error)
+            except CaptureError:
+                if first is None:
+                    raise
+            del attempt
+            # Another attempt finds the caches as they were.
+            leftovers.clear(kept)
+            if unknown is not None:
+                try:
+                    rehearsal.go_on(place, unknown)
+                    continue
+                except CaptureError:
+                    if first is None:
+                        raise
+                    found = None
+            if found is None:
+                # Nothing tells of a second step.
+                assert first is not None
+                found = first
+            elif before != before_this:
                 # What a step leaves, it finds. That is known now.
-                before = attempt.after
+                continue
+            elif keeps and not before.is_warm:
+                # Perhaps for all steps to come, and they do without what makes it.
+                first, rehearsal = found, opening.warmed()
+                before = dataclasses.replace(before, is_warm=True)
+                continue
+            if found.place.is_used:
+                warn(DEPENDS.format(rehearsal.line))
+            if found.evaluates and not eval_mode:
+                warn(EVALUATES)
+            leftovers.warn_of(kept)
+            return json.dumps(found.document, separators=(",", ":")).encode()
+
+
+class _Found(NamedTuple):
+    """What an attempt has found."""
+
+    document: dict[str, Any]
+    place: Place
+    evaluates: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,6 +275,8 @@ class _Before:
     untrained: frozenset[int] = frozenset()
     # Positions among all parameters of those whose gradients outlive the step: it begins with `zero_grad`.
     with_gradient: frozenset[int] = frozenset()
+    # Modules and caches hold what an earlier step has made.
+    is_warm: bool = False
 
 
 class _Attempt:
@@ -246,6 +291,7 @@ class _Attempt:
         bystanders: Bystanders,
         before: _Before,
         place: Place,
+        kept: list[weakref.ref[torch.UntypedStorage]],
     ) -> None:
         self.device = device
         self.place = place
@@ -264,6 +310,11 @@ class _Attempt:
         self.before = before
         self.after = before
         self.evaluates = False
+        # Whether something that the step has made outlives it, besides gradients and what it returns.
+        self.keeps = False
+        # All of that.
+        self._kept = kept
+        self._earlier: Recorder | None = None
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         own = [] if self.optimizer is None else [self.optimizer]
@@ -280,12 +331,21 @@ class _Attempt:
                     position += 1
             take_first_step(optimizer)
 
+    def warm_up(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any], place: Place) -> None:
+        """Takes a step that is not captured: what it keeps is there for the next one."""
+        following, self.place = self.place, place
+        self.run(step)
+        self.place = following
+
     def run(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any]) -> dict[str, Any]:
-        recorder = Recorder(counts_host=self.device == "cpu")
+        """Takes a step."""
+        earlier = self._earlier
+        recorder = Recorder(counts_host=self.device == "cpu", values=None if earlier is None else earlier.values)
         recorder.values.place = self.place
         recorder.replica = self.replica
-        with _no_collection(), as_on(self.device):
-            self._make_optimizer_state()
+        with _no_collection(), as_on(self.device), contextlib.ExitStack() as watches:
+            if earlier is None:
+                self._make_optimizer_state()
             tree = ModuleTree(self.model, recorder)
             recorder.writers.paths = tree.paths
             for tensor in tensors_in(self.inputs):
@@ -299,11 +359,14 @@ class _Attempt:
                     for tensor in tensors_in(state):
                         if tensor.is_meta or self.device == "cpu":
                             recorder.storage_before_step(tensor, "optimizer")
-                self._watch_optimizer(optimizer, recorder, gradients)
+                for handle in self._watch_optimizer(optimizer, recorder, gradients):
+                    watches.callback(handle.remove)
             for position, parameter in enumerate(self.parameters):
                 if position in self.before.with_gradient:
                     parameter.grad = torch.empty_like(parameter)
                     recorder.storage_before_step(parameter.grad, "gradient")
+            if earlier is not None:
+                recorder.inherit(earlier)
             attributes = AttributeWatch(self.model, recorder)
             self._know_values(recorder.values)
             try:
@@ -318,6 +381,7 @@ class _Attempt:
                 raise explained(error, recorder, calls) from error
             finally:
                 recorder.close()
+                self._kept += recorder.made()
             gradients.look_at(self.model.parameters())
             if not any(id(parameter) in gradients.trained for parameter in self.model.parameters()):
                 raise CaptureError(
@@ -325,10 +389,25 @@ class _Attempt:
                     "the step calls backward"
                 )
             self.evaluates = calls.evaluates
-            events = _with_previous(recorder, calls, gradients.rows, attributes, output)
             self._note_untrained(gradients)
             self._note_gradients()
-            del output
+            left = recorder.left() - gradients.rows
+            waiting = recorder.unreleased()
+            if earlier is None:
+                returned = left & rows_of(output, recorder, waiting)
+                # What modules keep goes when it is replaced.
+                replaced = attributes.rows(waiting)
+                goes = {row: None if row in returned else replaced.get(row) for row in left}
+                del output
+            else:
+                del output
+                gc.collect()
+                returned = left - recorder.left()
+                # All else is there already.
+                goes = dict.fromkeys(returned)
+            self.keeps = left > returned
+            events = _with_previous(recorder, goes, calls.first_exit)
+        self._earlier = recorder
         return {
             "format": "rematic-trace",
             "version": 1,
@@ -346,7 +425,9 @@ class _Attempt:
     @contextlib.contextmanager
     def _recording(self, recorder: Recorder) -> Iterator[None]:
         literals = Literals(recorder.values, self.device)
-        with recorder.saving(), _eagerly(), self._elsewhere(recorder), literals, recorder:
+        # TorchScript as it is written, and as it runs under a plan.
+        written = _jit.optimized_execution(False)
+        with recorder.saving(), _eagerly(), written, self._elsewhere(recorder), literals, recorder:
             yield
 
     def _know_values(self, values: Values) -> None:
@@ -368,7 +449,7 @@ class _Attempt:
 
     def _watch_optimizer(
         self, optimizer: torch.optim.Optimizer, recorder: Recorder, gradients: GradientWatch
-    ) -> None:
+    ) -> list[RemovableHandle]:
         def begins(*_: Any) -> None:
             recorder.in_optimizer = True
             gradients.look_at(parameter for group in optimizer.param_groups for parameter in group["params"])
@@ -378,8 +459,7 @@ class _Attempt:
             recorder.after_optimizer = True
             recorder.stepped |= optimizer is self.optimizer
 
-        optimizer.register_step_pre_hook(begins)
-        optimizer.register_step_post_hook(is_over)
+        return [optimizer.register_step_pre_hook(begins), optimizer.register_step_post_hook(is_over)]
 
     def _note_untrained(self, gradients: GradientWatch) -> None:
         listed = [
@@ -412,22 +492,14 @@ class _Attempt:
         return facts
 
 
-def _with_previous(
-    recorder: Recorder, calls: CallWatch, gradients: set[int], attributes: AttributeWatch, output: Any
-) -> list[dict[str, Any] | None]:
-    """What the step made and leaves alive, but for gradients, the previous step has left too. What modules keep goes when
-    it is replaced; all else when forward is over and the loop's variable takes the new output."""
-    forward_over = len(recorder.events) if calls.first_exit is None else calls.first_exit
-    waiting = recorder.unreleased()
-    returned = rows_of(output, recorder, waiting)
-    replaced = {row: at for row, at in attributes.rows(waiting).items() if row not in returned}
-    waited_for = set().union(*waiting.values())
+def _with_previous(recorder: Recorder, goes: dict[int, int | None], forward_over: int | None) -> list[dict[str, Any] | None]:
+    """What the step leaves, the previous step has left too. It goes at some events, and if none is given when forward is over
+    and the loop's variable takes the new output."""
+    over = len(recorder.events) if forward_over is None else forward_over
     drops: dict[int, list[dict[str, Any] | None]] = {}
-    for row, (size, category, birth) in enumerate(recorder.storages[:]):
-        is_left = recorder.is_alive(row) or row in waited_for
-        if birth is None or category not in ("activation", "temp") or row in gradients or not is_left:
-            continue
-        drops.setdefault(replaced.get(row, forward_over), []).append({"drop": recorder.add_previous(size)})
+    for row in sorted(goes):
+        at = goes[row]
+        drops.setdefault(over if at is None else at, []).append({"drop": recorder.add_previous(recorder.storages[row][0])})
     events: list[dict[str, Any] | None] = []
     begin = 0
     for at in sorted(drops):

@@ -48,6 +48,10 @@ class Twins(TorchDispatchMode):
         ref = self._storages.get(tensor.untyped_storage()._cdata)
         return None if ref is None else ref.row
 
+    def storage_before_step(self, tensor: Tensor, category: str) -> int:
+        """The row of the storage of a tensor that exists before the step."""
+        raise NotImplementedError
+
     def _dropped(self, ref: StorageRef) -> None:
         raise NotImplementedError
 
@@ -91,11 +95,16 @@ class Twins(TorchDispatchMode):
         """A tensor that is sent from the CPU to the device or back where the CPU is the device, so that nothing moves:
         its twin on the other side, if its value is known."""
         device, dtype = options.get("device"), options.get("dtype")
-        row = self.row_of(tensor)
-        if device is None or dtype not in (None, tensor.dtype) or row is None:
+        if device is None or dtype not in (None, tensor.dtype):
             return None
         if device.type != ("cpu" if tensor.is_meta else "meta"):
             return None
+        row = self.row_of(tensor)
+        if row is None:
+            # A number that TorchScript makes is made unseen.
+            if tensor.is_meta or tensor.dim():
+                return None
+            row = self.storage_before_step(tensor, "other")
         return self._twin(tensor, row) if self.values.is_known(tensor) else None
 
     def _twin(self, tensor: Tensor, row: int) -> Tensor:

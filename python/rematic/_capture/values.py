@@ -113,8 +113,8 @@ class Values(TorchDispatchMode):
 
     def is_known(self, tensor: Tensor) -> bool:
         """Whether the tensor's value can be asked for."""
-        if not tensor.is_meta:
-            return _is_plain(tensor)
+        if type(tensor) in _PLAIN_TYPES and not tensor.is_meta:
+            return tensor.layout is torch.strided
         return isinstance(self.view_of(tensor), View)
 
     def need(self, tensor: Tensor, func: Any) -> Tensor:

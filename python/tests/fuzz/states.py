@@ -122,6 +122,49 @@ def _(body: Body) -> None:
         body.emit(f"{write}({body.random.choice((program.number(), f'{read}() + 0.5'))})")
 
 
+TABLES = (
+    "torch.arange(W).float().cos()",
+    "torch.linspace(0.0, 1.0, W).tanh() * 0.5",
+    "torch.zeros(W).add_(0.5).mul_(2)",
+    "(torch.ones(T, W).tril() * 0.25).sum(0)",
+    "torch.full((W,), 0.5) + 1",
+    # Drawn: it must not be drawn again.
+    "torch.rand(W)",
+)
+
+
+@feature("tables", 2)
+def _(body: Body) -> None:
+    """A table that is made when it is first needed."""
+    program, made = body.program, body.random.choice(TABLES)
+    name, place = program.fresh_name("table"), body.random.randrange(5)
+    if place == 0:
+        body.kind.init.append(f"self.{name} = None")
+        read = f"self.{name}"
+        with body.under(f"if {read} is None:"):
+            body.emit(f"{read} = {made}")
+    elif place == 1:
+        body.kind.init.append(f"self.register_buffer('{name}', None, persistent=False)")
+        read = f"self.{name}"
+        with body.under(f"if {read} is None:"):
+            body.emit(f"{read} = {made}")
+    elif place == 2:
+        body.kind.init.append(f"self.{name} = {{}}")
+        read = f"self.{name}[W]"
+        with body.under(f"if W not in self.{name}:"):
+            body.emit(f"{read} = {made}")
+    elif place == 3:
+        limit = body.random.choice(("None", "2"))
+        program.top.append(f"@functools.lru_cache({limit})\ndef {name}(width):\n    return {made}\n")
+        read = f"{name}(W)"
+    else:
+        program.top.append(f"{name.upper()} = {{}}")
+        read = f"{name.upper()}[W]"
+        with body.under(f"if W not in {name.upper()}:"):
+            body.emit(f"{read} = {made}")
+    body.let(f"{body.tensor(saved=False)} * {read}", fresh=True)
+
+
 @feature("counter", 1.5)
 def _(body: Body) -> None:
     body.kind.init.append("self.count = 0") if "self.count = 0" not in body.kind.init else None

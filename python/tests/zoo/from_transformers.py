@@ -469,15 +469,10 @@ OTHERS: dict[str, Callable[[str], Build]] = {
 MATCHED = "which predictions are matched with which objects"
 DELAYS = "by which delays it rolls a series"
 BY_WEIGHTS = {**dict.fromkeys(("detr", "deformable_detr", "maskformer"), MATCHED), "autoformer": DELAYS}
-CACHED = "its positions are kept by an lru_cache: {}"
-TABLE = "its first forward makes a table that the module keeps; capture has it in every step"
 IN_PLACE = "{} % above: gradients that meet are added in place, into a view that keeps a larger gradient; exact when watched"
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "dpt": {"75 %": IN_PLACE.format(1.7)},
     "segformer": {"75 %": IN_PLACE.format(1.9)},
-    "deformable_detr": {"memtracker": CACHED.format("capture lets go of the last ones, 4,128 bytes, when forward is over")},
-    "maskformer": {"memtracker": CACHED.format("capture makes them in every step, 1,024 bytes at the peak")},
-    "beit": dict.fromkeys(("memtracker", "real", "75 %", "least"), TABLE),
 }
 # Texts whose attention takes buffers.
 BUFFERED = ("autoformer", "decision_transformer", "patchtsmixer")

@@ -15,7 +15,7 @@ use super::{DocumentError, PlanDocument, PlannedRegion, SINGLE_VERSION, VARIANTS
 /// The fact that says what the model was given.
 const INPUTS: &str = "inputs";
 /// Operators that run no kernel, and are counted by nobody who follows a plan.
-const UNCOUNTED: [&str; 1] = ["detach"];
+const UNCOUNTED: [&str; 3] = ["_local_scalar_dense", "detach", "lift_fresh"];
 
 /// A further variant: what is its own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -63,13 +63,16 @@ class _Planned:
         )
 
 
+# checkpoint itself detaches what autograd saves, in other places when it recomputes; the others run no kernel.
+_LEFT_OUT = ("detach.default", "lift_fresh.default", "_local_scalar_dense.default")
+
+
 class _Position:
     """Where in its policy a module is."""
 
     def __init__(self, path, policy):
         self.path, self.total = path, len(policy)
-        # checkpoint itself detaches what autograd saves, in other places when it recomputes.
-        self.left = [(at, *rest) for at, rest in enumerate(policy) if rest[0] not in ("detach.default", "lift_fresh.default")][::-1]
+        self.left = [(at, *rest) for at, rest in enumerate(policy) if rest[0] not in _LEFT_OUT][::-1]
 
     def next(self, func, when):
         """The position of the operator that runs now, and whether its output is saved."""
@@ -85,8 +88,7 @@ class _Position:
 
 def _is_unplanned(func):
     """The others run no kernel, and are in no plan."""
-    aten = torch.ops.aten
-    return func in (aten.detach.default, aten.lift_fresh.default) or func.namespace in ("profiler", "prim", "prims")
+    return str(func).removeprefix("aten.") in _LEFT_OUT or func.namespace in ("profiler", "prim", "prims")
 
 
 def _compiled_contexts(path, policy):
@@ -132,6 +134,8 @@ class _Follower(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if _is_unplanned(func) or self.casts_anew(func, args):
+            if func is torch.ops.aten._local_scalar_dense.default:
+                self.reads(None, args, kwargs)
             return func(*args, **kwargs)
         at, saved = self.position.next(func, self.when)
         return self.follow(at, saved, func, args, kwargs)
@@ -145,6 +149,10 @@ class _First(_Follower):
             self.kept.casts[self.position.left[-1][0]] = args[0]
         return False
 
+    def reads(self, at, args, kwargs):
+        if self.kept.snapshot.watched:
+            self.kept.snapshot.note_reads(args, kwargs)
+
     def follow(self, at, saved, func, args, kwargs):
         if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
             generator = _generator(args, kwargs)
@@ -152,8 +160,7 @@ class _First(_Follower):
                 self.states.pop(generator, None)
             elif generator not in self.states:
                 self.states[generator] = self.kept.states[at] = _state(generator)
-        if self.kept.snapshot.watched:
-            self.kept.snapshot.note_reads(args, kwargs)
+        self.reads(at, args, kwargs)
         out = func(*args, **kwargs)
         changed = _changed(func, args, kwargs)
         if saved:
@@ -189,6 +196,12 @@ class _Again(_Follower):
         first = self.kept.casts.get(self.position.left[-1][0]) if self.position.left else None
         return self.autocast and _casts_parameter(func, args) and first is not args[0]
 
+    def reads(self, at, args, kwargs):
+        wrong = self.kept.snapshot.suspect(args, kwargs) if self.kept.snapshot.suspects else None
+        if wrong is not None:
+            which = "a number" if at is None else f"operator {at}"
+            raise RuntimeError(f"{self.path!r}: {which} is recomputed and reads {wrong}")
+
     def follow(self, at, saved, func, args, kwargs):
         if saved:
             return self.hand_back(at, func, args, kwargs)
@@ -198,9 +211,7 @@ class _Again(_Follower):
             _restore(generator, self.kept.states[at])
         if func in _BATCH_NORMS and args[5]:
             args = (*args[:3], None, None, *args[5:])  # the statistics have counted this batch
-        wrong = self.kept.snapshot.suspect(args, kwargs) if self.kept.snapshot.suspects else None
-        if wrong is not None:
-            raise RuntimeError(f"{self.path!r}: operator {at} is recomputed and reads {wrong}")
+        self.reads(at, args, kwargs)
         return func(*args, **kwargs)
 
     def hand_back(self, at, func, args, kwargs):
