@@ -34,7 +34,7 @@ def auto(
 ) -> Plan:
     """Makes one training step of `model(*args, **kwargs)` fit a memory budget: captures it, plans, and applies the plan.
 
-    `device` is a name of `rematic devices`, or torch's; by default, and with "cuda", this machine's GPU, and "a100-80" without
+    `device` is a name of `rematic devices`, or torch's; by default, and with "cuda", this machine's GPU, and "h100" without
     one. With "cpu" the step is captured as the CPU runs it. Without a budget it is all of the device's memory; the CPU needs
     one. `loss` and `optimizer` are those of `capture`, `world_size` that of `plan`: devices among which parameters, gradients
     and optimizer state are spread; `audit` is that of `apply`. A model in evaluation mode is refused, unless `eval_mode` says

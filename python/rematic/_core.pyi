@@ -12,6 +12,7 @@ _Cost: TypeAlias = Literal["physical", "torch", "measured"]
 _Patterns: TypeAlias = str | Sequence[str]
 
 __version__: str
+DEFAULT_DEVICE: str
 
 class RematicError(ValueError):
     """Something that Rematic cannot use; says what to do about it."""
@@ -408,12 +409,12 @@ def report(
     only: _Patterns | None = None,
     never: _Patterns | None = None,
     whole: bool = False,
-    world_size: int = 1,
+    world_size: int | None = None,
     allocator: _Allocator | None = None,
 ) -> None:
     """Writes one HTML page that shows a step, its peak, its plan and the plans for other budgets.
 
-    Without a budget, the plan's or the device's memory is taken; without a plan, the planner's own.
+    Without a budget, the plan's or the device's memory is taken; without a plan, the planner's own; without a world size, the plan's.
     """
 
 def replay(
@@ -441,7 +442,7 @@ def signatures(trace: Trace) -> list[Signature]:
     Operators for which no kernel runs have none.
     """
 
-def modelled_shares(trace: Trace, device: str = "a100-80") -> list[float]:
+def modelled_shares(trace: Trace) -> list[float]:
     """For each signature, the share of the step's time that the physical rule gives to its operators."""
 
 def sac_milp(

@@ -10,12 +10,12 @@ import re
 import sys
 from typing import Any, Literal, TypeAlias
 
-from rematic._core import PlanError, RematicError, devices
+from rematic._core import DEFAULT_DEVICE, PlanError, RematicError, devices
 
 Kind: TypeAlias = Literal["cuda", "cpu"]
 
 # The data sheet where none is asked for and this machine has no GPU, and the times of a step on the CPU.
-DEFAULT = "a100-80"
+DEFAULT = DEFAULT_DEVICE
 # How drivers call the devices of `rematic devices`; the first that fits counts. The A100 comes in two sizes under
 # names that do not always tell.
 _PRODUCTS = (

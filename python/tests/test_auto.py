@@ -16,7 +16,7 @@ def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Stack()
     expected = results(model, X)
     plan = rematic.auto(model, X, budget="1GiB")
-    assert plan.outcome == "fits" and plan.regions == [] and plan.device == "a100-80"
+    assert plan.outcome == "fits" and plan.regions == [] and plan.device == "h100"
     assert "forward" not in model.__dict__
     with pytest.raises(rematic.Infeasible) as infeasible:
         rematic.auto(model, X, budget="1KiB", device="cpu", optimizer=False)
@@ -94,7 +94,7 @@ def test_one_vocabulary_of_devices(device: object, kind: str, tmp_path: object) 
     trace = rematic.capture(Stack(), X, device=device)
     assert trace.facts["device"] == kind
     plan = rematic.plan(trace, "1GiB", device=device)
-    assert plan.device == ({"h100": "h100", "H100 PCIe": "h100-pcie"}.get(device, "a100-80") if isinstance(device, str) else "a100-80")
+    assert plan.device == ({"H100 PCIe": "h100-pcie"}.get(device, "h100") if isinstance(device, str) else "h100")
     assert rematic.replay(trace, plan, device=device).peak == plan.peak
     assert len(rematic.curve(trace, 2, device=device)) > 0
     assert trace.stats(device=device)

@@ -58,7 +58,7 @@ def test_what_a_trace_says_of_itself(small):
 def test_stats_are_those_of_the_command(small, tmp_path):
     small.save(tmp_path / "step.rmt")
     code = "import sys; from rematic._command import main; sys.exit(main())"
-    arguments = ["stats", str(tmp_path / "step.rmt"), "--json", "--timeline", "--device", "a100-80"]
+    arguments = ["stats", str(tmp_path / "step.rmt"), "--json", "--timeline"]
     said = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     assert small.stats(timeline=True) == json.loads(said.stdout)
     assert "timeline" not in small.stats()

@@ -1,7 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use rematic_trace::{Dtype, OpId};
+use rematic_trace::{Dtype, OpId, Opt};
 
 use crate::table::{TABLE_FORMAT, TABLE_VERSION};
 use crate::{CostRule, Element};
@@ -24,7 +24,7 @@ pub enum CostError {
         known: usize,
     },
     /// A device file cannot be read.
-    #[error("cannot read the device file {}: {source}; check the path after --device-file", .path.display())]
+    #[error("cannot read the device file {}: {source}; check the path after {}", .path.display(), Opt("device-file"))]
     DeviceFile {
         /// The file.
         path: PathBuf,
@@ -87,7 +87,7 @@ pub enum CostError {
     /// An operator multiplies in a type that the device has no rate for.
     #[error(
         "op {op} ({name}) multiplies in {0}, but {device} has no {0} rate under the {rule} rule; \
-         train in another type, or give the device that rate with --device-file", Element(*.dtype)
+         train in another type, or give the device that rate with {1}", Element(*.dtype), Opt("device-file")
     )]
     NoRate {
         /// The operator.

@@ -10,7 +10,7 @@ use std::time::Instant;
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::{Attention, Dtype, FakeError, Optimizer, Step, Tape, Tensor, nn};
 use rematic_plan::{Limits, Outcome, Problem};
-use rematic_trace::{Bytes, StepTrace};
+use rematic_trace::{Bytes, StepTrace, Verdict};
 
 const LAYERS: [u64; 5] = [8, 16, 32, 64, 126];
 const DIM: u64 = 1024;
@@ -135,9 +135,10 @@ fn times(layers: u64, step: u64) -> Result<[f64; 3], Box<dyn std::error::Error>>
         let start = Instant::now();
         let trace = trace(layers, step)?;
         let costs = Costs::new(&trace, &Device::find("h100")?, CostRule::Physical)?;
-        let problem = Problem::new(&trace, &costs, Limits::default())?;
+        let problem = Problem::new(trace.clone(), costs.clone(), Limits::default())?;
         let ready = Instant::now();
-        let Outcome::Planned(solution) = problem.exact(Bytes(problem.baseline().peak.0 / 10 * 6)) else {
+        let Outcome { verdict: Verdict::Planned, solution } = problem.exact(Bytes(problem.baseline().peak.0 / 10 * 6))
+        else {
             return Err(format!("{layers} layers: no plan").into());
         };
         let solved = ready.elapsed();

@@ -27,6 +27,12 @@ impl Cancel {
         self.0.store(true, Ordering::Relaxed);
     }
 
+    /// Whether somebody has.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// Runs something that may be cancelled.
     ///
     /// # Errors
@@ -47,7 +53,7 @@ impl Cancel {
 
     /// Unwinds if it is cancelled.
     pub(crate) fn check(&self) {
-        if self.0.load(Ordering::Relaxed) {
+        if self.is_cancelled() {
             resume_unwind(Box::new(Cancelled));
         }
     }

@@ -116,8 +116,8 @@ pub struct PlanDocument {
 impl PlanDocument {
     /// The document of a solution.
     #[must_use]
-    pub fn new(problem: &Problem<'_>, solution: &Solution, budget: Bytes, device: &str) -> Self {
-        let trace = problem.trace;
+    pub fn new(problem: &Problem, solution: &Solution, budget: Bytes, device: &str) -> Self {
+        let trace = &*problem.trace;
         let regions = solution.checkpoints.iter().map(|checkpoint| planned_region(problem, checkpoint)).collect();
         PlanDocument {
             format: PLAN_FORMAT.to_owned(),
@@ -332,8 +332,8 @@ fn call_number(trace: &StepTrace, region: &Region) -> usize {
     trace.calls()[..region.call.index()].iter().filter(|call| call.module == region.module).count()
 }
 
-fn planned_region(problem: &Problem<'_>, checkpoint: &Checkpoint) -> PlannedRegion {
-    let trace = problem.trace;
+fn planned_region(problem: &Problem, checkpoint: &Checkpoint) -> PlannedRegion {
+    let trace = &*problem.trace;
     let region = &problem.regions().all()[checkpoint.region];
     let is_saved = |op: &OpId| checkpoint.saved.binary_search(op).is_ok();
     let ops = || region.ops.clone().map(OpId::new);

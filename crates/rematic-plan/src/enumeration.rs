@@ -21,7 +21,7 @@ pub(crate) struct Enumeration(Vec<(f64, Vec<Choice>)>);
 
 impl Enumeration {
     /// All plans, or `None` if there are too many.
-    pub(crate) fn of(problem: &Problem<'_>) -> Option<Self> {
+    pub(crate) fn of(problem: &Problem) -> Option<Self> {
         let nodes = &problem.nodes;
         // How many plans there are from each node on.
         let mut counts = vec![1_usize; nodes.len() + 1];
@@ -38,7 +38,7 @@ impl Enumeration {
         Some(plans)
     }
 
-    fn extend(&mut self, problem: &Problem<'_>, index: usize, time: f64, chosen: &mut Vec<Choice>) {
+    fn extend(&mut self, problem: &Problem, index: usize, time: f64, chosen: &mut Vec<Choice>) {
         let Some(node) = problem.nodes.get(index) else {
             self.0.push((time, chosen.clone()));
             return;
@@ -55,16 +55,16 @@ impl Enumeration {
     }
 
     /// The first plan whose replay is within the budget.
-    pub(crate) fn first_within(&self, problem: &Problem<'_>, budget: Bytes) -> Option<(Vec<Checkpoint>, Replayed)> {
+    pub(crate) fn first_within(&self, problem: &Problem, budget: Bytes) -> Option<(Vec<Checkpoint>, Replayed)> {
         self.replays(problem).find(|(_, replayed)| replayed.peak <= budget)
     }
 
     /// The plan with the lowest peak, and of these the one with the least time.
-    pub(crate) fn least(&self, problem: &Problem<'_>) -> Option<(Vec<Checkpoint>, Replayed)> {
+    pub(crate) fn least(&self, problem: &Problem) -> Option<(Vec<Checkpoint>, Replayed)> {
         self.replays(problem).min_by_key(|(_, replayed)| replayed.peak)
     }
 
-    fn replays<'a>(&'a self, problem: &'a Problem<'_>) -> impl Iterator<Item = (Vec<Checkpoint>, Replayed)> + 'a {
+    fn replays<'a>(&'a self, problem: &'a Problem) -> impl Iterator<Item = (Vec<Checkpoint>, Replayed)> + 'a {
         self.0.iter().map(|(_, choices)| {
             let checkpoint = |&(node, saved): &Choice| {
                 let items = problem.nodes[node].candidate.items.len();

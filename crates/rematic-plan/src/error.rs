@@ -1,11 +1,12 @@
 use rematic_layout::EvenShards;
+use rematic_trace::Opt;
 
 /// Why there is no answer. That a step cannot be made to fit is an answer, not an error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// A step that cannot be spread over so many ranks.
-    #[error("world_size is {ranks}; give {}", needed(*.why))]
+    #[error("{} is {ranks}; give {}", Opt("world-size"), needed(*.why))]
     Ranks {
         /// How many were asked for.
         ranks: u64,
@@ -13,10 +14,10 @@ pub enum PlanError {
         why: EvenShards,
     },
     /// A pattern that nothing matches.
-    #[error("{setting} {pattern} matches no module that can be checkpointed; {known}")]
+    #[error("{} matches no module that can be checkpointed; {known}", .setting.to(.pattern))]
     NoMatch {
         /// The option that it was given to.
-        setting: &'static str,
+        setting: Opt,
         /// The pattern.
         pattern: String,
         /// What there is, on lines of their own.

@@ -103,7 +103,7 @@ pub(crate) struct Tightening {
 }
 
 impl Tightening {
-    pub(crate) fn none(problem: &Problem<'_>, pricing: Pricing) -> Self {
+    pub(crate) fn none(problem: &Problem, pricing: Pricing) -> Self {
         let count = problem.nodes.len();
         Tightening {
             pricing,
@@ -116,7 +116,7 @@ impl Tightening {
 }
 
 /// Solves the relaxation for a budget; only roughly if that is enough. `None` if even dropping everything is not enough.
-pub(crate) fn solve(problem: &Problem<'_>, budget: u64, tightening: &Tightening, mut rough: bool) -> Option<Relaxed> {
+pub(crate) fn solve(problem: &Problem, budget: u64, tightening: &Tightening, mut rough: bool) -> Option<Relaxed> {
     // The highest ceiling decides most. Regions around it would excuse it while they run; they are few, contain each
     // other, and so exclude each other: try without them, and with each of them alone.
     let around = around_highest(problem);
@@ -144,7 +144,7 @@ pub(crate) fn solve(problem: &Problem<'_>, budget: u64, tightening: &Tightening,
 }
 
 /// The nodes that lie in no other but those around the highest ceiling: a model's layers.
-pub(crate) fn outermost(problem: &Problem<'_>) -> Vec<usize> {
+pub(crate) fn outermost(problem: &Problem) -> Vec<usize> {
     let around = around_highest(problem);
     let mut chosen: Vec<usize> = Vec::new();
     for (index, node) in problem.nodes.iter().enumerate() {
@@ -160,7 +160,7 @@ pub(crate) fn outermost(problem: &Problem<'_>) -> Vec<usize> {
 /// A node with more nodes inside is a whole model rather than a layer.
 const MANY_INSIDE: usize = 8;
 
-fn around_highest(problem: &Problem<'_>) -> Vec<usize> {
+fn around_highest(problem: &Problem) -> Vec<usize> {
     let highest = (0..problem.ceilings.len())
         .max_by_key(|&rank| problem.ceilings[rank].forward.max(problem.ceilings[rank].backward))
         .unwrap_or(0);
@@ -174,6 +174,6 @@ fn surrounds(node: &Node, position: usize) -> bool {
 }
 
 /// The checkpoints that picks stand for.
-pub(crate) fn checkpoints(problem: &Problem<'_>, picks: &[Pick]) -> Vec<Checkpoint> {
+pub(crate) fn checkpoints(problem: &Problem, picks: &[Pick]) -> Vec<Checkpoint> {
     picks.iter().map(|pick| problem.checkpoint(pick.node, pick.saved.iter().copied())).collect()
 }

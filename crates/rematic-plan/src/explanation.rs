@@ -21,8 +21,7 @@ pub use place::Place;
 pub use remedy::{Remedy, RemedyKind, Together};
 pub use residents::{ResidentGroup, resident_groups};
 
-use crate::error::PlanError;
-use crate::problem::{Limits, Problem};
+use crate::problem::Problem;
 use flow::Flow;
 use loss::Loss;
 use remedy::Proposal;
@@ -78,26 +77,14 @@ impl CategoryBytes {
 }
 
 impl Explanation {
-    /// Explains the peak of a step that is spread evenly over some ranks of a device. The trace is that of the whole step,
-    /// and must be valid.
-    ///
-    /// # Errors
-    /// As [`Problem::new`], or if the step cannot be spread.
-    pub fn new(
-        whole: &StepTrace,
-        ranks: u64,
-        costs: &Costs,
-        device: &Device,
-        limits: Limits,
-    ) -> Result<Self, PlanError> {
-        let allocator = limits.allocator;
-        let trace = &*even_shards(whole, ranks).map_err(|why| PlanError::Ranks { ranks, why })?;
+    /// Explains the peak of a step on a device. `whole` is the step before it was spread over ranks, if it was.
+    #[must_use]
+    pub fn new(problem: &Problem, whole: &StepTrace, device: &Device) -> Self {
+        let (trace, costs, allocator) = (&*problem.trace, &*problem.costs, problem.allocator);
         let world_size = trace.place.ranks().unwrap_or(u64::MAX);
-        let problem = Problem::new(trace, costs, limits)?;
         let flow = Flow::new(trace);
         let loss = Loss::find(trace, &flow);
-        let step =
-            Step { whole, trace, costs, device, problem: &problem, flow: &flow, loss: loss.as_ref(), world_size };
+        let step = Step { whole, trace, costs, device, problem, flow: &flow, loss: loss.as_ref(), world_size };
         let highest = |change: &Change| {
             // That a step of one rank cannot be spread once more is known to the rule that proposes it.
             let other = change.world_size.and_then(|ranks| even_shards(whole, ranks).ok());
@@ -131,7 +118,7 @@ impl Explanation {
         }
         found.sort_by(|(a, _), (b, _)| a.dearness().total_cmp(&b.dearness()).then(b.freed_bytes.cmp(&a.freed_bytes)));
         let together = together(&found, trace, loss.as_ref(), highest);
-        Ok(Explanation {
+        Explanation {
             model: trace.origin.model.clone(),
             world_size,
             peak_bytes: plain.bytes,
@@ -141,7 +128,7 @@ impl Explanation {
             step_ms: costs.step().time,
             remedies: found.into_iter().map(|(remedy, _)| remedy).collect(),
             together,
-        })
+        }
     }
 
     /// The three cheapest ways down, or as many as there are.
@@ -178,7 +165,7 @@ struct Step<'a> {
     trace: &'a StepTrace,
     costs: &'a Costs,
     device: &'a Device,
-    problem: &'a Problem<'a>,
+    problem: &'a Problem,
     flow: &'a Flow,
     loss: Option<&'a Loss>,
     world_size: u64,

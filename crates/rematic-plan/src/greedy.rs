@@ -7,30 +7,30 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rematic_replay::Checkpoint;
-use rematic_trace::{Bytes, Millis};
+use rematic_trace::{Bytes, Millis, Verdict};
 
 use crate::exact;
-use crate::planner::{Infeasible, Outcome, Solution};
+use crate::planner::{Outcome, Solution};
 use crate::problem::Problem;
 use crate::replayed::Replayed;
 
 /// What the greedy steps lead to: nodes with the positions of their policies.
 type Policies = Vec<(usize, Option<usize>)>;
 
-impl Problem<'_> {
+impl Problem {
     /// Plans greedily.
     #[must_use]
     pub fn greedy(&self, budget: Bytes) -> Outcome {
         if self.baseline().peak <= budget {
-            return Outcome::Fits;
+            return Outcome { verdict: Verdict::Fits, solution: self.unplanned() };
         }
         let (checkpoints, replayed) = self.greedy_fit(budget);
         if replayed.peak > budget {
-            let least = Solution { checkpoints, replayed, lower_bound: Millis(0.0) };
-            return Outcome::Infeasible(Infeasible { least });
+            let solution = Solution { checkpoints, replayed, lower_bound: Millis(0.0) };
+            return Outcome { verdict: Verdict::Infeasible, solution };
         }
         let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
-        Outcome::Planned(Solution { checkpoints, replayed, lower_bound })
+        Outcome { verdict: Verdict::Planned, solution: Solution { checkpoints, replayed, lower_bound } }
     }
 
     /// The first step that is within the budget, or the last one.

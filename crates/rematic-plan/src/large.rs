@@ -18,7 +18,7 @@ const MOST_ITEMS: usize = 400;
 /// How often the knapsack is solved, with less room where the replay is above the budget.
 const REFILLS: usize = 4;
 
-impl Problem<'_> {
+impl Problem {
     /// The best plan within the budget that checkpoints a single large region.
     pub(crate) fn large_fit(&self, budget: Bytes) -> Option<(Vec<Checkpoint>, Replayed)> {
         let large = (0..self.nodes.len()).filter(|&index| !self.nodes[index].frontier.is_exact());

@@ -27,7 +27,7 @@ pub use error::PlanError;
 pub use explanation::{
     CategoryBytes, Explanation, Place, Remedy, RemedyKind, ResidentGroup, Together, resident_groups,
 };
-pub use planner::{Infeasible, Outcome, Solution};
+pub use planner::{Outcome, Solution};
 pub use problem::{Limits, Problem};
 pub use region::{
     Bundle, Candidate, Candidates, Fate, Frontier, Item, Lifetimes, Point, Pricing, Writes, bundles, nearest_saved,

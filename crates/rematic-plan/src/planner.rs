@@ -1,6 +1,6 @@
 use rayon::prelude::*;
 use rematic_replay::Checkpoint;
-use rematic_trace::{Bytes, Millis};
+use rematic_trace::{Bytes, Millis, Verdict};
 
 use crate::exact::{self, Pick, Relaxed, Tightening};
 use crate::problem::{Limit, Problem};
@@ -9,16 +9,14 @@ use crate::replayed::Replayed;
 
 /// What a planner says about a budget.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    /// The step fits as it is: nothing to drop.
-    Fits,
-    /// It fits with these regions checkpointed.
-    Planned(Solution),
-    /// It cannot be made to fit.
-    Infeasible(Infeasible),
+pub struct Outcome {
+    /// Whether the step fits.
+    pub verdict: Verdict,
+    /// The plan: an empty one where nothing need be dropped, and where none fits the one with the lowest peak that was found.
+    pub solution: Solution,
 }
 
-/// Checkpointed regions that make the step fit.
+/// Checkpointed regions, and what that does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Solution {
     /// The regions with their policies.
@@ -27,13 +25,6 @@ pub struct Solution {
     pub replayed: Replayed,
     /// No plan within the budget takes less.
     pub lower_bound: Millis,
-}
-
-/// The least that can be reached.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Infeasible {
-    /// The plan with the lowest peak that was found.
-    pub least: Solution,
 }
 
 /// Rounds of tightening before the planner aims lower than the budget.
@@ -48,23 +39,23 @@ const SAME: f64 = 1e-9;
 /// The search for the least budget ends when it is known to this share.
 const LEAST_SHARE: f64 = 2e-4;
 
-impl Problem<'_> {
+impl Problem {
     /// Plans with the exact planner: the least recomputation under which the replayed step fits.
     #[must_use]
     pub fn exact(&self, budget: Bytes) -> Outcome {
         if self.baseline().peak <= budget {
-            return Outcome::Fits;
+            return Outcome { verdict: Verdict::Fits, solution: self.unplanned() };
         }
         if let Some(solution) = self.fit(budget) {
-            return Outcome::Planned(solution);
+            return Outcome { verdict: Verdict::Planned, solution };
         }
         let least = self.least();
         if least.replayed.peak > budget {
-            return Outcome::Infeasible(Infeasible { least });
+            return Outcome { verdict: Verdict::Infeasible, solution: least };
         }
         // Its bound is that of a smaller budget.
         let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
-        Outcome::Planned(Solution { lower_bound, ..least })
+        Outcome { verdict: Verdict::Planned, solution: Solution { lower_bound, ..least } }
     }
 
     /// A time of recomputation that no plan within the budget stays below, from the relaxation alone; `None` if no plan is
@@ -262,11 +253,11 @@ impl Problem<'_> {
         let mut curve = vec![(least.replayed.peak, least)];
         for (index, outcome) in outcomes {
             let before = &curve[curve.len() - 1].1;
-            let solution = match outcome {
-                Outcome::Fits => self.unplanned(),
-                Outcome::Planned(solution) if solution.replayed.recompute.0 <= before.replayed.recompute.0 => solution,
-                Outcome::Planned(solution) => Solution { lower_bound: solution.lower_bound, ..before.clone() },
-                Outcome::Infeasible(_) => before.clone(),
+            let Outcome { verdict, solution } = outcome;
+            let solution = match verdict {
+                Verdict::Infeasible => before.clone(),
+                _ if solution.replayed.recompute.0 <= before.replayed.recompute.0 => solution,
+                _ => Solution { lower_bound: solution.lower_bound, ..before.clone() },
             };
             curve.push((budget(index), solution));
         }

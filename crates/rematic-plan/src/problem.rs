@@ -98,9 +98,9 @@ pub(crate) enum Limit {
 }
 
 /// A step with everything that planning needs to know about it.
-pub struct Problem<'a> {
-    pub(crate) trace: &'a StepTrace,
-    pub(crate) costs: &'a Costs,
+pub struct Problem {
+    pub(crate) trace: Arc<StepTrace>,
+    pub(crate) costs: Arc<Costs>,
     pub(crate) regions: Regions,
     /// In the order in which forwards begin; a node stands before those inside it.
     pub(crate) nodes: Vec<Node>,
@@ -113,6 +113,7 @@ pub struct Problem<'a> {
     /// For every operator, what limits the moment after it if no region around it is chosen.
     pub(crate) limit_of_op: Vec<Limit>,
     pub(crate) cancel: Cancel,
+    pub(crate) allocator: Allocator,
     /// The state before the step.
     start: Ledger,
     /// The first and the last operator of the model's first forward.
@@ -123,17 +124,23 @@ pub struct Problem<'a> {
     enumeration: OnceLock<Option<Enumeration>>,
 }
 
-impl<'a> Problem<'a> {
+impl Problem {
     /// Looks at all regions of a step. The trace must be valid.
     ///
     /// # Errors
     /// If there is no device, a pattern that nothing matches, or the step of one rank is to be spread again.
-    pub fn new(trace: &'a StepTrace, costs: &'a Costs, limits: Limits) -> Result<Self, PlanError> {
+    pub fn new(
+        trace: impl Into<Arc<StepTrace>>,
+        costs: impl Into<Arc<Costs>>,
+        limits: Limits,
+    ) -> Result<Self, PlanError> {
+        let (shared, costs) = (trace.into(), costs.into());
+        let trace = &*shared;
         let regions = Regions::new(trace);
         let start = Ledger::new(trace, limits.allocator);
         let first_forward = first_forward(trace);
         let plain = Schedule::plain(trace, &start);
-        let mut seen = (Replaying::new(costs, &start, first_forward), Totals::new(trace, &start));
+        let mut seen = (Replaying::new(&costs, &start, first_forward), Totals::new(trace, &start));
         plain.replay(&mut seen);
         let (baseline, totals) = (seen.0.finish(), seen.1.after);
         // What lies between the return of a backward function and the reduction of its gradients counts for no plan: a
@@ -142,7 +149,7 @@ impl<'a> Problem<'a> {
         plain.eager().replay(&mut eager);
         let allowed = allowed(trace, &regions, &limits)?;
         let [mut nodes, mut dear_nodes] = [Pricing::Low, Pricing::High].map(|pricing| {
-            let candidates = Candidates::new(trace, &regions, &start, costs);
+            let candidates = Candidates::new(trace, &regions, &start, &costs);
             nodes(candidates, &regions, &totals, &allowed, &limits, pricing)
         });
         let mut ends: Vec<usize> = nodes.iter().map(|node| node.end).collect();
@@ -151,7 +158,7 @@ impl<'a> Problem<'a> {
         ceilings(trace, &regions, &eager, &mut dear_nodes, &ends);
         let (ceilings, limit_of_op) = ceilings(trace, &regions, &eager, &mut nodes, &ends);
         Ok(Problem {
-            trace,
+            trace: shared,
             costs,
             regions,
             nodes,
@@ -160,6 +167,7 @@ impl<'a> Problem<'a> {
             ceilings,
             limit_of_op,
             cancel: limits.cancel,
+            allocator: limits.allocator,
             start,
             first_forward,
             baseline,
@@ -170,8 +178,14 @@ impl<'a> Problem<'a> {
 
     /// The step.
     #[must_use]
-    pub fn trace(&self) -> &'a StepTrace {
-        self.trace
+    pub fn trace(&self) -> &Arc<StepTrace> {
+        &self.trace
+    }
+
+    /// What its operators cost.
+    #[must_use]
+    pub fn costs(&self) -> &Arc<Costs> {
+        &self.costs
     }
 
     /// The step without any checkpointing.
@@ -212,7 +226,7 @@ impl<'a> Problem<'a> {
     pub(crate) fn replay_watched(&self, checkpoints: &[Checkpoint], mut watch: impl FnMut(Ran, u64)) -> Replayed {
         self.cancel.check();
         let watch = |ran: Ran, ledger: &Ledger| watch(ran, ledger.snapshot().total().0);
-        let mut seen = (Replaying::new(self.costs, &self.start, self.first_forward), watch);
+        let mut seen = (Replaying::new(&self.costs, &self.start, self.first_forward), watch);
         self.schedule(checkpoints).replay(&mut seen);
         seen.0.finish()
     }
@@ -224,7 +238,7 @@ impl<'a> Problem<'a> {
     }
 
     fn schedule<'s>(&'s self, checkpoints: &'s [Checkpoint]) -> Schedule<'s> {
-        Schedule::planned(self.trace, &self.start, &self.regions, checkpoints)
+        Schedule::planned(&self.trace, &self.start, &self.regions, checkpoints)
     }
 
     /// The full names of the modules that the limits let be checkpointed, each once, in the order of the model.

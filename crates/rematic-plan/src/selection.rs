@@ -1,7 +1,7 @@
 //! Which regions a user's patterns leave: the same for every planner.
 
 use rematic_replay::Regions;
-use rematic_trace::{StepTrace, any_layer};
+use rematic_trace::{Opt, StepTrace, any_layer};
 use wildmatch::WildMatch;
 
 use crate::{Limits, PlanError};
@@ -15,7 +15,7 @@ const NAMES: usize = 18;
 /// If nothing matches a pattern.
 pub(crate) fn allowed(trace: &StepTrace, regions: &Regions, limits: &Limits) -> Result<Vec<bool>, PlanError> {
     let paths: Vec<String> = regions.all().iter().map(|region| trace.path(region.module)).collect();
-    let matching = |setting: &'static str, patterns: &[String]| {
+    let matching = |setting: Opt, patterns: &[String]| {
         let mut matching = vec![false; paths.len()];
         for pattern in patterns {
             let glob = WildMatch::new(pattern);
@@ -31,8 +31,8 @@ pub(crate) fn allowed(trace: &StepTrace, regions: &Regions, limits: &Limits) -> 
         }
         Ok(matching)
     };
-    let only = matching("--only", &limits.only)?;
-    let never = matching("--never", &limits.never)?;
+    let only = matching(Opt("only"), &limits.only)?;
+    let never = matching(Opt("never"), &limits.never)?;
     Ok((0..paths.len()).map(|region| (limits.only.is_empty() || only[region]) && !never[region]).collect())
 }
 

@@ -12,9 +12,9 @@ fn a_cancelled_planner_ends_without_an_answer() {
     let trace = Model::builtin("llama-3-8b").unwrap().trace().unwrap();
     let costs = Costs::new(&trace, &Device::find("a100-80").unwrap(), CostRule::Physical).unwrap();
     let cancel = Cancel::default();
-    let trace = even_shards(&trace, 64).unwrap();
+    let trace = even_shards(&trace, 64).unwrap().into_owned();
     let limits = Limits { cancel: cancel.clone(), ..Limits::default() };
-    let problem = Problem::new(&trace, &costs, limits.clone()).unwrap();
+    let problem = Problem::new(trace.clone(), costs.clone(), limits.clone()).unwrap();
     let cancelled = std::thread::scope(|scope| {
         let work = scope.spawn(|| cancel.catch(|| problem.curve(10_000, || {})));
         std::thread::sleep(Duration::from_millis(300));
@@ -26,7 +26,8 @@ fn a_cancelled_planner_ends_without_an_answer() {
     });
     assert!(matches!(cancelled, Err(PlanError::Cancelled)));
     // What begins later ends at once.
-    let later = cancel.catch(|| Problem::new(&trace, &costs, limits).map(|problem| problem.baseline().peak));
+    let later =
+        cancel.catch(|| Problem::new(trace.clone(), costs.clone(), limits).map(|problem| problem.baseline().peak));
     assert!(matches!(later, Err(PlanError::Cancelled)));
 }
 

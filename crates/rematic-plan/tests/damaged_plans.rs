@@ -10,7 +10,7 @@ use proptest::strategy::ValueTree;
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
 use rematic_plan::{Limits, Outcome, PlanDocument, Problem};
-use rematic_trace::{Bytes, StepTrace};
+use rematic_trace::{Bytes, StepTrace, Verdict};
 use serde_json::{Value, json};
 
 /// A second in all; `PROPTEST_CASES` asks for more.
@@ -35,7 +35,9 @@ static STEP: LazyLock<(StepTrace, Costs)> = LazyLock::new(|| {
 static PLAN: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let problem = problem();
     let budget = Bytes(330 << 10);
-    let Outcome::Planned(solution) = problem.exact(budget) else { panic!("330 KiB can be reached") };
+    let Outcome { verdict: Verdict::Planned, solution } = problem.exact(budget) else {
+        panic!("330 KiB can be reached")
+    };
     serde_json::to_vec(&PlanDocument::new(&problem, &solution, budget, "h100")).unwrap()
 });
 
@@ -46,9 +48,9 @@ static VARIANTS: LazyLock<Vec<u8>> = LazyLock::new(|| {
     serde_json::to_vec(&PlanDocument::of_variants(variants.into()).unwrap()).unwrap()
 });
 
-fn problem() -> Problem<'static> {
+fn problem() -> Problem {
     let (trace, costs) = &*STEP;
-    Problem::new(trace, costs, Limits::default()).unwrap()
+    Problem::new(trace.clone(), costs.clone(), Limits::default()).unwrap()
 }
 
 /// What became of a damaged plan.
@@ -63,7 +65,7 @@ enum Fate {
 
 /// Panics only if Rematic does, or if a result contradicts itself.
 fn consume(bytes: &[u8]) -> Fate {
-    thread_local!(static PROBLEM: Problem<'static> = problem());
+    thread_local!(static PROBLEM: Problem = problem());
     let plan = match PlanDocument::from_json(bytes, Path::new("plan.json")) {
         Ok(plan) => plan,
         Err(error) => {

@@ -12,7 +12,7 @@ fn patterns_choose_modules() {
     let of = |only: &[&str], never: &[&str]| {
         let patterns = |list: &[&str]| list.iter().map(ToString::to_string).collect();
         let limits = Limits { only: patterns(only), never: patterns(never), ..Limits::default() };
-        Problem::new(&trace, &costs, limits).map(|problem| problem.checkpointable())
+        Problem::new(trace.clone(), costs.clone(), limits).map(|problem| problem.checkpointable())
     };
     assert_eq!(of(&[], &[]).unwrap().len(), 13);
     assert_eq!(of(&["layers.?"], &["*.0", "*.3"]).unwrap(), ["Transformer.layers.1", "Transformer.layers.2"]);

@@ -45,7 +45,7 @@ fn lives_add_up_to_the_memory_of_the_plain_step_and_of_plans() {
         let trace = traced(name, layers);
         let costs = Costs::new(&trace, &Device::find("h100").unwrap(), CostRule::Physical).unwrap();
         let rank = even_shards(&trace, world_size).unwrap();
-        let problem = Problem::new(&rank, &costs, Limits::default()).unwrap();
+        let problem = Problem::new(rank.into_owned(), costs.clone(), Limits::default()).unwrap();
         let plain = problem.record(&[]);
         agrees(&plain);
         assert!(plain.runs.iter().all(|ran| !ran.again));
@@ -70,7 +70,7 @@ fn lives_add_up_to_the_memory_of_the_plain_step_and_of_plans() {
 fn references_end_before_autograd_lets_go() {
     let trace = traced("seed-transformer", 4);
     let costs = Costs::new(&trace, &Device::find("h100").unwrap(), CostRule::Physical).unwrap();
-    let problem = Problem::new(&trace, &costs, Limits::default()).unwrap();
+    let problem = Problem::new(trace.clone(), costs.clone(), Limits::default()).unwrap();
     let recording = problem.record(&[]);
     let (moment, _) = recording.peak().unwrap();
     let at_peak = u32::try_from(moment).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
 use rematic_plan::{DocumentError, Limits, Outcome, PlanDocument, Problem};
-use rematic_trace::{Bytes, StepTrace};
+use rematic_trace::{Bytes, StepTrace, Verdict};
 
 fn step(dropout: f64, batch: u64) -> StepTrace {
     let options = Options {
@@ -27,17 +27,19 @@ fn costs(step: &StepTrace) -> Costs {
 
 fn plan(step: &StepTrace, share: f64) -> PlanDocument {
     let costs = costs(step);
-    let problem = Problem::new(step, &costs, Limits::default()).unwrap();
+    let problem = Problem::new(step.clone(), costs.clone(), Limits::default()).unwrap();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a few bytes")]
     let budget = Bytes((problem.baseline().peak.0 as f64 * share) as u64);
-    let Outcome::Planned(solution) = problem.exact(budget) else { panic!("{share} of the peak can be reached") };
+    let Outcome { verdict: Verdict::Planned, solution } = problem.exact(budget) else {
+        panic!("{share} of the peak can be reached")
+    };
     PlanDocument::new(&problem, &solution, budget, "h100")
 }
 
 /// The name of the variant that a step is, or the error.
 fn found(plan: &PlanDocument, step: &StepTrace) -> Result<String, DocumentError> {
     let costs = costs(step);
-    let problem = Problem::new(step, &costs, Limits::default()).unwrap();
+    let problem = Problem::new(step.clone(), costs.clone(), Limits::default()).unwrap();
     plan.for_step(step, problem.regions()).map(|(variant, _)| variant.name)
 }
 

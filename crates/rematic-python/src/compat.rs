@@ -67,11 +67,9 @@ pub(crate) fn sac_milp(
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and it saturates")]
     let mut options = MilpOptions::new(Bytes((memory_budget * GIB).floor() as u64));
     options.world_size = world_size;
-    let work = move |cancel: Cancel| {
-        options.cancelled = cancel.flag();
-        milp(&graph, &options)
-    };
-    let outcome = interruptible(py, work)?.map_err(exception)?;
+    let cancel = Cancel::default();
+    options.cancelled = cancel.flag();
+    let outcome = interruptible(py, &cancel, move || milp(&graph, &options))?.map_err(exception)?;
     Ok(match outcome {
         MilpOutcome::Fits { peak } => Some((Vec::new(), 0.0, peak.0)),
         MilpOutcome::Planned(plan) => {
@@ -186,7 +184,7 @@ pub(crate) fn optimal_policy(py: Python<'_>, stats: Stats, memory_budget: f64) -
         inplace_ops: stats.inplace_ops,
         force_store_random: stats.force_store_random,
     };
-    match interruptible(py, move |_| rematic::optimal_policy(&stats, memory_budget))? {
+    match interruptible(py, &Cancel::default(), move || rematic::optimal_policy(&stats, memory_budget))? {
         Ok(policy) => Ok(Some(policy.into_iter().map(|decision| u32::from(decision == Decision::Save)).collect())),
         Err(TorchError::PolicyTooSmall { .. }) => Ok(None),
         Err(error) => Err(exception(error)),

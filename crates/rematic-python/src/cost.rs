@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
+use rematic::options::DEVICE;
 use rematic::{CostRule, CostSource, Dtype, Millis, Signatures, Target};
 use rematic_trace::Layout;
 
@@ -47,9 +48,8 @@ pub(crate) fn signatures(py: Python<'_>, trace: &Trace) -> Vec<Signature> {
 /// For each signature of a step, in their order, the share of the step's time that the physical rule gives to the
 /// operators that have it.
 #[pyfunction]
-#[pyo3(signature = (trace, device="a100-80"))]
-pub(crate) fn modelled_shares(py: Python<'_>, trace: &Trace, device: &str) -> PyResult<Vec<f64>> {
-    let target = Target::find(device, None, CostSource::Rule(CostRule::Physical)).map_err(exception)?;
+pub(crate) fn modelled_shares(py: Python<'_>, trace: &Trace) -> PyResult<Vec<f64>> {
+    let target = Target::find(DEVICE, None, CostSource::Rule(CostRule::Physical)).map_err(exception)?;
     let shares = py.detach(|| target.costs(&trace.step).map(|costs| costs.shares(&Signatures::new(&trace.step))));
     shares.map_err(exception)
 }

@@ -1,14 +1,14 @@
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
-use rematic::{CurveAnswer, Limits, Style, Target};
+use rematic::{CurveAnswer, Style, Target};
 
 use crate::device::DeviceName;
 use crate::error::{RematicError, exception};
 use crate::option::{self, Patterns, TableOrPath, target};
+use crate::study::Question;
 use crate::trace::Trace;
 use crate::work::interruptible;
 
@@ -123,8 +123,8 @@ pub(crate) fn curve(
     }
     let target = Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator)? };
     let limits = option::limits(only, never, whole);
-    let step = Arc::clone(&trace.step);
-    let answer = interruptible(py, move |cancel| target.curve(&step, Limits { cancel, ..limits }, points, || {}))?
-        .map_err(exception)?;
+    let question = Question::new(&trace.last, &trace.step, target, limits);
+    let answer =
+        interruptible(py, &question.cancel(), move || question.study()?.curve(points, || {}))?.map_err(exception)?;
     Ok(Curve { answer, model: trace.step.origin.model.clone() })
 }

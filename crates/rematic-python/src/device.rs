@@ -1,11 +1,10 @@
 //! Devices as Python names them.
 
 use pyo3::prelude::*;
+use rematic::options::DEVICE;
 use rematic::{CostError, Devices, Error};
 
 use crate::error::{PlanError, RematicError, exception};
-
-const DEFAULT: &str = "a100-80";
 
 /// A device whose data sheet is meant. `rematic._device` knows which one "cuda" and torch's own objects stand for.
 pub(crate) struct DeviceName {
@@ -16,7 +15,7 @@ pub(crate) struct DeviceName {
 
 impl Default for DeviceName {
     fn default() -> Self {
-        DeviceName { name: DEFAULT.to_owned(), is_host: false }
+        DeviceName { name: DEVICE.to_owned(), is_host: false }
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 pub(crate) fn exception(error: impl Into<Error>) -> PyErr {
     let error = error.into();
-    let text = in_python(&error.to_string());
+    let text = error.to_string();
     match error {
         Error::Model(_)
         | Error::File(_)
@@ -51,7 +51,7 @@ pub(crate) fn cost_exception(error: CostError) -> PyErr {
 
 /// The exception for a budget that cannot be met.
 pub(crate) fn infeasible(py: Python<'_>, words: &str, budget: Bytes, least: Bytes) -> PyErr {
-    let error = Infeasible::new_err(in_python(words.trim_end()));
+    let error = Infeasible::new_err(words.trim_end().to_owned());
     let value = error.value(py);
     // Exceptions take any attribute.
     let set = value.setattr("budget", budget.0).and_then(|()| value.setattr("least_budget", least.0));
@@ -62,20 +62,4 @@ pub(crate) fn infeasible(py: Python<'_>, words: &str, budget: Bytes, least: Byte
 pub(crate) fn warn(py: Python<'_>, text: &str) -> PyResult<()> {
     py.import("rematic._warning")?.call_method1("warn", (text,))?;
     Ok(())
-}
-
-/// Options have the same names in Python and on the command line, which most errors speak of: `--world-size` there is
-/// `world_size` here. What stands in backticks is for a shell.
-fn in_python(text: &str) -> String {
-    let outside = |part: &str| {
-        let words = part.split_inclusive([' ', '\n']).map(|word| match word.strip_prefix("--") {
-            Some(option) if option.starts_with(|first: char| first.is_ascii_lowercase()) => option.replace('-', "_"),
-            _ => word.to_owned(),
-        });
-        words.collect::<String>()
-    };
-    let parts = text.split('`').enumerate();
-    let parts: Vec<String> =
-        parts.map(|(at, part)| if at % 2 == 0 { outside(part) } else { part.to_owned() }).collect();
-    parts.join("`")
 }

@@ -9,6 +9,7 @@ mod option;
 mod plan;
 mod replay;
 mod report;
+mod study;
 mod trace;
 mod variant;
 mod work;
@@ -20,13 +21,20 @@ use pyo3::prelude::*;
 /// Runs the command line with these arguments, the first of which is its name, and returns the exit code.
 #[pyfunction]
 fn main(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
-    py.detach(|| rematic::cli::run(arguments))
+    py.detach(|| {
+        let before = rematic_trace::speak_python(false);
+        let code = rematic::cli::run(arguments);
+        rematic_trace::speak_python(before);
+        code
+    })
 }
 
 /// What is written in Rust.
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    rematic_trace::speak_python(true);
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("DEFAULT_DEVICE", rematic::options::DEVICE)?;
     error::register(module)?;
     module.add_class::<trace::Trace>()?;
     module.add_class::<trace::Op>()?;

@@ -5,18 +5,17 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use rematic::{
-    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Limits, MilpSettings, Optimizer, Planner, Target,
-};
+use rematic::options::{self, Named};
+use rematic::{Allocator, AttentionKernel, Bytes, CostSource, Dtype, Limits, MilpSettings, Optimizer, Planner, Target};
 
 use crate::cost::CostTable;
 use crate::device::unknown;
 use crate::error::{PlanError, RematicError, exception};
 
 /// One of several values by its name.
-pub(crate) fn choose<T: Copy>(option: &str, name: &str, known: &[(&str, T)]) -> PyResult<T> {
-    known.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {
-        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+pub(crate) fn choose<T: Copy>(option: &str, name: &str, known: &[Named<T>]) -> PyResult<T> {
+    options::find(known, name).ok_or_else(|| {
+        let names: Vec<&str> = known.iter().map(|known| known.name).collect();
         RematicError::new_err(format!("{option} is `{name}`; give {}", one_of(&names)))
     })
 }
@@ -77,11 +76,7 @@ pub(crate) fn target(
     cost_table: Option<TableOrPath<'_>>,
     allocator: Option<&str>,
 ) -> PyResult<Target> {
-    let rule = choose(
-        "cost",
-        cost,
-        &[("physical", Some(CostRule::Physical)), ("torch", Some(CostRule::Torch)), ("measured", None)],
-    )?;
+    let rule = choose("cost", cost, options::COSTS)?;
     let source = match (rule, cost_table) {
         (None, Some(TableOrPath::Table(table))) => CostSource::Table(table.table.clone()),
         (None, Some(TableOrPath::Path(path))) => CostSource::table(&path).map_err(exception)?,
@@ -101,12 +96,11 @@ pub(crate) fn target(
 }
 
 pub(crate) fn allocator(name: &str) -> PyResult<Allocator> {
-    choose("allocator", name, &[("cuda", Allocator::Cuda), ("cpu", Allocator::Cpu)])
+    choose("allocator", name, options::ALLOCATORS)
 }
 
 pub(crate) fn planner(name: &str, gap: Option<f64>, time_limit: Option<f64>) -> PyResult<Planner> {
-    let milp = Planner::Milp(MilpSettings::default());
-    let planner = choose("planner", name, &[("exact", Planner::Exact), ("greedy", Planner::Greedy), ("milp", milp)])?;
+    let planner = choose("planner", name, options::PLANNERS)?;
     let time_limit = time_limit.map(Duration::try_from_secs_f64).transpose().map_err(|_| {
         let found = time_limit.unwrap_or_default();
         PlanError::new_err(format!("time_limit is {found}; give a number of seconds that is not negative"))
@@ -115,29 +109,11 @@ pub(crate) fn planner(name: &str, gap: Option<f64>, time_limit: Option<f64>) -> 
 }
 
 pub(crate) fn optimizer(name: &str) -> PyResult<Optimizer> {
-    choose(
-        "optimizer",
-        name,
-        &[
-            ("adam", Optimizer::Adam),
-            ("adamw", Optimizer::AdamW),
-            ("sgd", Optimizer::Sgd),
-            ("sgd-momentum", Optimizer::SgdMomentum),
-        ],
-    )
+    choose("optimizer", name, options::OPTIMIZERS)
 }
 
 pub(crate) fn attention(name: &str) -> PyResult<AttentionKernel> {
-    choose(
-        "attention",
-        name,
-        &[
-            ("auto", AttentionKernel::Auto),
-            ("flash", AttentionKernel::Flash),
-            ("efficient", AttentionKernel::Efficient),
-            ("math", AttentionKernel::Math),
-        ],
-    )
+    choose("attention", name, options::ATTENTION)
 }
 
 /// A type by its name here, in torch, or as torch's own object.
@@ -149,7 +125,7 @@ pub(crate) fn dtype(object: &Bound<'_, PyAny>) -> PyResult<Dtype> {
         "float16" => "fp16",
         other => other,
     };
-    choose("dtype", name, &[("fp32", Dtype::F32), ("bf16", Dtype::Bf16), ("fp16", Dtype::F16)])
+    choose("dtype", name, options::DTYPES)
 }
 
 /// One pattern, or several.

@@ -4,13 +4,14 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rematic::{
-    Bytes, Fit, Limits, Origin, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Target, Verdict, variants_text,
+    Bytes, Error, Origin, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Target, Verdict, variants_text,
 };
 use rematic_plan::Choice;
 
 use crate::device::{DeviceName, no_budget_for_host};
 use crate::error::{exception, infeasible, warn};
 use crate::option::{self, Patterns, TableOrPath, target};
+use crate::study::Question;
 use crate::trace::facts;
 use crate::variant::{Traces, Variant};
 use crate::work::interruptible;
@@ -62,14 +63,14 @@ impl Region {
 }
 
 impl Plan {
-    pub(crate) fn of(answer: PlanAnswer, trace: &StepTrace) -> Self {
-        let text = answer.text(trace, Style::default());
+    pub(crate) fn of(answer: PlanAnswer) -> Self {
+        let text = answer.text(Style::default());
         Plan { document: answer.document, text: Some(text) }
     }
 
     /// The plan for several variants, each with its name, step and answer.
     fn of_variants(variants: Vec<(String, &StepTrace, PlanAnswer)>) -> Option<Self> {
-        let texts: Vec<String> = variants.iter().map(|(_, step, answer)| answer.text(step, Style::default())).collect();
+        let texts: Vec<String> = variants.iter().map(|(_, _, answer)| answer.text(Style::default())).collect();
         let documents = variants.into_iter().map(|(name, step, answer)| (name, step, answer.document)).collect();
         let document = PlanDocument::of_variants(documents)?;
         let worst = document.worst();
@@ -88,18 +89,17 @@ impl Plan {
         trace.origin = Origin::from_facts(&document.source, &document.facts);
         let report = PlanReport {
             trace: &trace,
-            budget: document.budget_bytes,
-            baseline: document.baseline_peak_bytes,
-            step: document.step_ms,
-            verdict: if fits(document) { Verdict::Fits } else { Verdict::Planned(document, None) },
+            verdict: if fits(document) { Verdict::Fits } else { Verdict::Planned },
+            document,
+            replayed: None,
             moments: &[],
             measured: None,
         };
         report.text(Style::default())
     }
 
-    fn fit(&self) -> Fit {
-        if self.document.each().iter().all(fits) { Fit::Fits } else { Fit::Planned }
+    fn verdict(&self) -> Verdict {
+        if self.document.each().iter().all(fits) { Verdict::Fits } else { Verdict::Planned }
     }
 
     /// The highest of a number over the variants.
@@ -169,10 +169,7 @@ impl Plan {
     /// `fits` (nothing to drop) or `planned`.
     #[getter]
     fn outcome(&self) -> &'static str {
-        match self.fit() {
-            Fit::Fits => "fits",
-            _ => "planned",
-        }
+        self.verdict().word()
     }
 
     /// The model.
@@ -259,13 +256,13 @@ impl Plan {
     fn __repr__(&self) -> String {
         let document = self.document.worst();
         let (peak, baseline, budget) = (document.peak_bytes, document.baseline_peak_bytes, document.budget_bytes);
-        match (self.fit(), document.regions.len()) {
-            (Fit::Planned, _) if !self.document.variants.is_empty() => format!(
+        match (self.verdict(), document.regions.len()) {
+            (Verdict::Planned, _) if !self.document.variants.is_empty() => format!(
                 "<rematic.Plan for {}: {} variants, peak {baseline} -> {peak} of {budget}>",
                 document.source,
                 self.document.variants.len() + 1
             ),
-            (Fit::Fits, _) => format!("<rematic.Plan for {}: fits as it is, {peak} of {budget}>", document.source),
+            (Verdict::Fits, _) => format!("<rematic.Plan for {}: fits as it is, {peak} of {budget}>", document.source),
             (_, regions) => format!(
                 "<rematic.Plan for {}: {regions} regions, peak {baseline} -> {peak} of {budget}, {} of recomputation>",
                 document.source, document.recompute_ms
@@ -307,7 +304,7 @@ pub(crate) fn plan(
     gap: Option<f64>,
     time_limit: Option<f64>,
 ) -> PyResult<Plan> {
-    let Traces { names, steps } = Traces::of(trace)?;
+    let Traces { names, steps, lasts } = Traces::of(trace)?;
     let planner = option::planner(planner, gap, time_limit)?;
     let target = Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator)? };
     let budget = match budget {
@@ -319,13 +316,15 @@ pub(crate) fn plan(
     if let Some(warning) = target.budget_warning(budget) {
         warn(py, &warning)?;
     }
-    let given = steps.clone();
-    let work = move |cancel| target.plan_each(&given, &Limits { cancel, ..limits }, planner, budget);
-    let answers = interruptible(py, work)?.map_err(exception)?;
+    let (questions, cancel) = Question::each(&lasts, &steps, &target, &limits);
+    let work = move || -> Result<Vec<PlanAnswer>, Error> {
+        questions.into_iter().map(|question| question.study()?.plan(planner, budget)).collect()
+    };
+    let answers = interruptible(py, &cancel, work)?.map_err(exception)?;
     let which = |at: usize| if names.len() > 1 { format!("Variant `{}`: ", names[at]) } else { String::new() };
     let unmet = answers.iter().enumerate().filter_map(|(at, answer)| Some((answer.least_budget()?, at)));
     if let Some((least, at)) = unmet.max() {
-        let words = answers[at].text(&steps[at], Style::default());
+        let words = answers[at].text(Style::default());
         return Err(infeasible(py, &(which(at) + &words), budget, least));
     }
     for (at, warning) in answers.iter().enumerate().filter_map(|(at, answer)| Some((at, answer.warning()?))) {

@@ -1,5 +1,4 @@
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -9,6 +8,7 @@ use crate::device::DeviceName;
 use crate::error::exception;
 use crate::option::{TableOrPath, target};
 use crate::plan::Plan;
+use crate::study::Question;
 use crate::trace::Trace;
 use crate::work::interruptible;
 
@@ -103,10 +103,11 @@ pub(crate) fn replay(
         allocator,
     )?;
     target.ranks = world_size.unwrap_or(document.world_size);
-    let step = Arc::clone(&trace.step);
-    let answer = interruptible(py, move |_| target.replay(&step, Limits::default(), document))?.map_err(exception)?;
+    let question = Question::new(&trace.last, &trace.step, target, Limits::default());
+    let answer =
+        interruptible(py, &question.cancel(), move || question.study()?.replay(&document))?.map_err(exception)?;
     let name = |op: &rematic_trace::OpId| trace.step.op_name(trace.step.op(*op)).to_owned();
     let recomputed = answer.replayed.recomputed.iter().map(name).collect();
-    let plan = Py::new(py, Plan::of(answer.clone(), &trace.step))?;
+    let plan = Py::new(py, Plan::of(answer.clone()))?;
     Ok(Replay { answer, plan, recomputed })
 }

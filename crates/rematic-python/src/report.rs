@@ -1,23 +1,21 @@
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use pyo3::prelude::*;
-use rematic::{Error, Limits, PageOptions, Target};
+use rematic::options::POINTS;
+use rematic::{Error, PageOptions, Target};
 
 use crate::device::{DeviceName, no_budget_for_host};
 use crate::error::exception;
 use crate::option::{self, Patterns, TableOrPath, target};
 use crate::plan::Plan;
+use crate::study::Question;
 use crate::trace::Trace;
 use crate::work::interruptible;
-
-/// Budgets that a page has plans for, as on the command line.
-const POINTS: usize = 50;
 
 /// Writes one HTML page that shows a step, its peak, its plan and the plans for other budgets.
 #[pyfunction]
 #[pyo3(signature = (trace, output, *, budget=None, plan=None, device=DeviceName::default(), device_file=None, cost="physical",
-                    cost_table=None, only=None, never=None, whole=false, world_size=1, allocator=None))]
+                    cost_table=None, only=None, never=None, whole=false, world_size=None, allocator=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn report(
     py: Python<'_>,
@@ -32,10 +30,11 @@ pub(crate) fn report(
     only: Option<Patterns>,
     never: Option<Patterns>,
     whole: bool,
-    world_size: u64,
+    world_size: Option<u64>,
     allocator: Option<&str>,
 ) -> PyResult<()> {
-    let target = Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator)? };
+    let ranks = world_size.or(plan.map(|plan| plan.document.world_size)).unwrap_or(1);
+    let target = Target { ranks, ..target(&device.name, device_file, cost, cost_table, allocator)? };
     if device.is_host && budget.is_none() && plan.is_none() {
         return Err(no_budget_for_host());
     }
@@ -43,11 +42,11 @@ pub(crate) fn report(
     let options = PageOptions {
         budget: budget.map(option::size).transpose()?,
         plan: plan.map(|plan| plan.document.clone()),
-        points: POINTS,
+        points: POINTS as usize,
     };
-    let step = Arc::clone(&trace.step);
-    interruptible(py, move |cancel| {
-        let page = target.page(&step, Limits { cancel, ..limits }, options, || {})?;
+    let question = Question::new(&trace.last, &trace.step, target, limits);
+    interruptible(py, &question.cancel(), move || {
+        let page = question.study()?.page(options, || {})?;
         std::fs::write(&output, page.html).map_err(|source| Error::Write { path: output, source })
     })?
     .map_err(exception)

@@ -4,18 +4,20 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
-use rematic::{Model, Options, Source, StepReport, StepTrace, Target, Timeline};
+use rematic::{Cancel, Model, Options, Source, StepTrace, Study, Target, Timeline};
 use rematic_trace::ModuleId;
 
 use crate::device::DeviceName;
 use crate::error::{TraceError, exception};
 use crate::option::{self, TableOrPath, target};
+use crate::study::LastStudy;
 use crate::work::interruptible;
 
 /// One training step: its modules, memory and operators, and everything that happens, in order.
 #[pyclass(frozen, module = "rematic")]
 pub(crate) struct Trace {
     pub(crate) step: Arc<StepTrace>,
+    pub(crate) last: Arc<LastStudy>,
 }
 
 /// One operator of a step.
@@ -72,7 +74,7 @@ impl Module {
 
 impl Trace {
     fn new(step: StepTrace) -> Self {
-        Trace { step: Arc::new(step) }
+        Trace { step: Arc::new(step), last: Arc::default() }
     }
 
     /// The replayed memory.
@@ -82,7 +84,7 @@ impl Trace {
             None => Target::default_allocator(&self.step),
         };
         let step = Arc::clone(&self.step);
-        interruptible(py, move |_| Timeline::replay(&step, allocator))
+        interruptible(py, &Cancel::default(), move || Timeline::replay(&step, allocator))
     }
 }
 
@@ -95,14 +97,14 @@ impl Trace {
     #[staticmethod]
     fn from_bytes(py: Python<'_>, data: PyBackedBytes) -> PyResult<Self> {
         let data = data.to_vec();
-        let read = interruptible(py, move |_| StepTrace::from_bytes(&data, Path::new(IN_MEMORY)))?;
+        let read = interruptible(py, &Cancel::default(), move || StepTrace::from_bytes(&data, Path::new(IN_MEMORY)))?;
         read.map(Trace::new).map_err(exception)
     }
 
     /// Reads and validates a trace file.
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        interruptible(py, move |_| StepTrace::read(&path))?.map(Trace::new).map_err(exception)
+        interruptible(py, &Cancel::default(), move || StepTrace::read(&path))?.map(Trace::new).map_err(exception)
     }
 
     /// Traces a built-in model, or the one that a Hugging Face config (a path, or a dict) describes.
@@ -145,7 +147,7 @@ impl Trace {
                 path.to_str().ok_or_else(|| TraceError::new_err("the name of the model is not text in UTF-8"))?;
             Source::open(name).map_err(exception)?
         };
-        interruptible(py, move |_| source.trace(&options))?.map(Trace::new).map_err(exception)
+        interruptible(py, &Cancel::default(), move || source.trace(&options))?.map(Trace::new).map_err(exception)
     }
 
     /// Writes the trace; a name that ends in `.zst` compresses it.
@@ -253,8 +255,8 @@ impl Trace {
     ) -> PyResult<Bound<'py, PyAny>> {
         let target = target(&device.name, device_file, cost, cost_table, allocator)?;
         let step = Arc::clone(&self.step);
-        let json = interruptible(py, move |_| {
-            StepReport::new((*step).clone(), &target).map(|report| report.stats().json(timeline))
+        let json = interruptible(py, &Cancel::default(), move || {
+            Study::of_calls((*step).clone(), target).map(|study| study.stats().json(timeline))
         })?;
         py.import("json")?.call_method1("loads", (json.map_err(exception)?,))
     }

@@ -7,6 +7,7 @@ use rematic::{PlanDocument, StepTrace};
 
 use crate::error::PlanError;
 use crate::plan::{Region, regions};
+use crate::study::LastStudy;
 use crate::trace::{Trace, facts};
 
 /// What a plan decides for one of the steps that it was made for.
@@ -81,16 +82,19 @@ impl Variant {
 pub(crate) struct Traces {
     pub(crate) names: Vec<String>,
     pub(crate) steps: Vec<Arc<StepTrace>>,
+    pub(crate) lasts: Vec<Arc<LastStudy>>,
 }
 
 impl Traces {
     /// One trace, several in a list, or several by name.
     pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(trace) = given.cast::<Trace>() {
-            return Ok(Traces { names: vec![String::new()], steps: vec![Arc::clone(&trace.get().step)] });
+            let trace = trace.get();
+            let (steps, lasts) = (vec![Arc::clone(&trace.step)], vec![Arc::clone(&trace.last)]);
+            return Ok(Traces { names: vec![String::new()], steps, lasts });
         }
         let mut names = Vec::new();
-        let mut steps = Vec::new();
+        let (mut steps, mut lasts) = (Vec::new(), Vec::new());
         let by_name = given.cast::<PyDict>().ok();
         if given.is_instance_of::<PyString>() {
             return Err(Self::other(given));
@@ -104,6 +108,7 @@ impl Traces {
             let trace = trace.cast::<Trace>().map_err(|_| Self::other(&trace))?;
             names.push(if by_name.is_some() { item.str()?.to_string() } else { format!("variant {index}") });
             steps.push(Arc::clone(&trace.get().step));
+            lasts.push(Arc::clone(&trace.get().last));
         }
         match steps.first() {
             None => Err(Self::none()),
@@ -112,7 +117,7 @@ impl Traces {
                     "The variants of a plan are steps of one model, but these are of {} and {}; plan for each alone",
                     first.origin.model, other.origin.model
                 ))),
-                None => Ok(Traces { names, steps }),
+                None => Ok(Traces { names, steps, lasts }),
             },
         }
     }

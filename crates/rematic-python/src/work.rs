@@ -17,14 +17,13 @@ const STACK: usize = 8 << 20;
 /// goes on at once with `KeyboardInterrupt`, and the work is cancelled; the thread holds no Python object.
 pub(crate) fn interruptible<T: Send + 'static>(
     py: Python<'_>,
-    work: impl FnOnce(Cancel) -> T + Send + 'static,
+    cancel: &Cancel,
+    work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
     let (sender, receiver) = channel();
-    let cancel = Cancel::default();
-    let given = cancel.clone();
     Builder::new().name("rematic".to_owned()).stack_size(STACK).spawn(move || {
         // Nobody listens any more after a signal.
-        let _ = sender.send(work(given));
+        let _ = sender.send(work());
     })?;
     // A channel may not be shared between threads, so it goes there and back.
     let mut receiver = Some(receiver);

@@ -34,7 +34,7 @@ pub use milp::MilpReport;
 pub use model::{models_json, models_text};
 pub use notebook::{plan_html, trace_html};
 pub use page::{Origins, Page, PlanView};
-pub use plan::{CurvePoint, CurveReport, PlanReport, Verdict};
+pub use plan::{CurvePoint, CurveReport, PlanReport};
 pub use python::plan_python;
 pub use saved::{SavedPage, SavedReport};
 pub use stats::StatsReport;

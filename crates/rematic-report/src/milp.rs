@@ -3,7 +3,7 @@ use std::fmt::Write;
 use rematic_cost::Measured;
 use rematic_plan::{PlanDocument, PlannedMoment, PlannedRegion, Replayed};
 use rematic_torch::{MilpChoice, MilpOutcome};
-use rematic_trace::{Bytes, Millis, StepTrace};
+use rematic_trace::{Bytes, Millis, Opt, StepTrace};
 
 use crate::assumed::assumed_text;
 use crate::comparison::comparison;
@@ -95,7 +95,8 @@ impl<'a> MilpReport<'a> {
                 let _ = writeln!(text, "{cannot} {}, by torch's model: it takes at least {least_budget}.", self.budget);
                 let _ = writeln!(
                     text,
-                    "Raise --budget to at least {} bytes{}, or use a smaller batch.",
+                    "Raise {} to at least {} bytes{}, or use a smaller batch.",
+                    Opt("budget"),
                     least_budget.0,
                     sharding_advice(self.trace)
                 );
@@ -154,7 +155,8 @@ impl<'a> MilpReport<'a> {
         let _ = writeln!(text, "{above}: {peak}.");
         let _ = writeln!(
             text,
-            "Torch's model leaves out optimizer state, and its curves are fits; --planner exact plans by the replay."
+            "Torch's model leaves out optimizer state, and its curves are fits; {} plans by the replay.",
+            Opt("planner").to("exact")
         );
     }
 }

@@ -2,8 +2,7 @@ use std::fmt::Write;
 
 use rematic_cost::Measured;
 use rematic_plan::{CategoryBytes, PlanDocument, PlannedMoment, Replayed};
-use rematic_replay::Ran;
-use rematic_trace::{Bytes, Millis, StepTrace};
+use rematic_trace::{Bytes, Millis, Opt, StepTrace, Verdict};
 use serde::Serialize;
 
 use crate::assumed::assumed_text;
@@ -14,30 +13,17 @@ use crate::regions::{self, RegionJson, place, policy};
 use crate::style::{Style, Tone};
 use crate::table::{Column, Table};
 
-/// What a planner says, in the words of the command line.
-#[derive(Clone, Debug)]
-pub enum Verdict<'a> {
-    /// Nothing to drop.
-    Fits,
-    /// A plan, and where its peak is.
-    Planned(&'a PlanDocument, Option<Ran>),
-    /// The least budget that can be reached, and the state at its peak.
-    Infeasible(&'a Replayed),
-}
-
 /// Everything that `rematic plan` says.
 #[derive(Clone, Debug)]
 pub struct PlanReport<'a> {
     /// The step.
     pub trace: &'a StepTrace,
-    /// The most bytes that may be in use.
-    pub budget: Bytes,
-    /// The peak without a plan.
-    pub baseline: Bytes,
-    /// Time of the step without recomputation.
-    pub step: Millis,
     /// The answer.
-    pub verdict: Verdict<'a>,
+    pub verdict: Verdict,
+    /// The plan, or the one with the lowest peak where none fits.
+    pub document: &'a PlanDocument,
+    /// The step under it; `None` if nothing is known but the plan.
+    pub replayed: Option<&'a Replayed>,
     /// The bytes in use after every operator, without and with the plan; may be empty.
     pub moments: &'a [PlannedMoment],
     /// How much of the time was measured.
@@ -77,48 +63,33 @@ impl PlanReport<'_> {
     /// One JSON document.
     #[must_use]
     pub fn json(&self) -> String {
-        let plan = match &self.verdict {
-            Verdict::Planned(plan, _) => Some(*plan),
-            _ => None,
-        };
-        let regions = plan.into_iter().flat_map(|plan| &plan.regions).map(|region| RegionJson {
+        let plan = self.document;
+        let is_planned = self.verdict == Verdict::Planned;
+        let regions = plan.regions.iter().filter(|_| is_planned).map(|region| RegionJson {
             module: &region.module,
             discard: region.discard,
             freed_bytes: region.freed_bytes,
             recompute_ms: region.recompute_ms,
             policy: policy(region),
         });
-        let (peak_bytes, recompute_ms) = match &self.verdict {
-            Verdict::Fits => (self.baseline, Millis(0.0)),
-            Verdict::Planned(plan, _) => (plan.peak_bytes, plan.recompute_ms),
-            Verdict::Infeasible(least) => (least.peak, least.recompute),
-        };
+        let of_plan = |time: Millis| if is_planned { time } else { Millis(0.0) };
+        let least = self.replayed.filter(|_| self.verdict == Verdict::Infeasible);
         json(&PlanJson {
-            outcome: match self.verdict {
-                Verdict::Fits => "fits",
-                Verdict::Planned(..) => "planned",
-                Verdict::Infeasible(_) => "infeasible",
-            },
-            budget_bytes: self.budget,
-            baseline_peak_bytes: self.baseline,
-            peak_bytes,
-            step_ms: self.step,
-            recompute_ms: plan.map_or(Millis(0.0), |plan| plan.recompute_ms),
-            lower_bound_ms: plan.map_or(Millis(0.0), |plan| plan.lower_bound_ms),
+            outcome: self.verdict.word(),
+            budget_bytes: plan.budget_bytes,
+            baseline_peak_bytes: plan.baseline_peak_bytes,
+            peak_bytes: plan.peak_bytes,
+            step_ms: plan.step_ms,
+            recompute_ms: of_plan(plan.recompute_ms),
+            lower_bound_ms: of_plan(plan.lower_bound_ms),
             regions: regions.collect(),
-            least_budget_bytes: match &self.verdict {
-                Verdict::Infeasible(least) => Some(least.peak),
-                _ => None,
-            },
-            least_budget_categories: match &self.verdict {
-                Verdict::Infeasible(least) => Some(CategoryBytes::of(&least.snapshot)),
-                _ => None,
-            },
+            least_budget_bytes: least.map(|least| least.peak),
+            least_budget_categories: least.map(|least| CategoryBytes::of(&least.snapshot)),
             replayed: ReplayedJson {
-                baseline_peak_bytes: self.baseline,
-                peak_bytes,
-                recompute_ms,
-                within_budget: peak_bytes <= self.budget,
+                baseline_peak_bytes: plan.baseline_peak_bytes,
+                peak_bytes: plan.peak_bytes,
+                recompute_ms: plan.recompute_ms,
+                within_budget: plan.peak_bytes <= plan.budget_bytes,
             },
             measured: measured_json(self.measured),
         })
@@ -128,59 +99,59 @@ impl PlanReport<'_> {
     #[must_use]
     pub fn text(&self, style: Style) -> String {
         let mut text = style.paint(&self.trace.origin.model, Tone::Strong) + "\n";
-        match &self.verdict {
+        match self.verdict {
             Verdict::Fits => {
-                let spare = self.budget.saturating_sub(self.baseline);
+                let PlanDocument { baseline_peak_bytes: peak, budget_bytes: budget, .. } = self.document;
+                let spare = budget.saturating_sub(*peak);
                 let fits = style.paint("Fits as it is", Tone::Good);
-                let _ = writeln!(
-                    text,
-                    "{fits}: peak {} of {}, {spare} to spare. Nothing to drop.",
-                    self.baseline, self.budget
-                );
-                text += &comparison(self.moments, self.budget, style);
+                let _ = writeln!(text, "{fits}: peak {peak} of {budget}, {spare} to spare. Nothing to drop.");
+                text += &comparison(self.moments, *budget, style);
             }
-            Verdict::Infeasible(least) => {
-                let cannot = style.paint("Cannot fit", Tone::Bad);
-                let _ = writeln!(
-                    text,
-                    "{cannot} {}: the least reachable peak is {}{}.",
-                    self.budget,
-                    least.peak,
-                    place(self.trace, least.at)
-                );
-                let parts = CategoryBytes::of(&least.snapshot);
-                let parts: Vec<String> =
-                    parts.iter().map(|CategoryBytes { category, bytes }| format!("{category} {bytes}")).collect();
-                let _ = writeln!(text, "There it is {}.", parts.join(", "));
-                let _ = writeln!(
-                    text,
-                    "Raise --budget to at least {} bytes{}, or use a smaller batch.",
-                    least.peak.0,
-                    sharding_advice(self.trace)
-                );
-                text += &comparison(self.moments, self.budget, style);
-            }
-            Verdict::Planned(plan, at) => self.planned(&mut text, plan, *at, style),
+            Verdict::Infeasible => self.infeasible(&mut text, style),
+            Verdict::Planned => self.planned(&mut text, style),
         }
         text + &assumed_text(self.trace) + &measured_text(self.measured)
     }
 
-    fn planned(&self, text: &mut String, plan: &PlanDocument, at: Option<Ran>, style: Style) {
-        let over = plan.peak_bytes.saturating_sub(self.budget);
+    fn infeasible(&self, text: &mut String, style: Style) {
+        let PlanDocument { peak_bytes: least, budget_bytes: budget, .. } = self.document;
+        let cannot = style.paint("Cannot fit", Tone::Bad);
+        let _ = writeln!(text, "{cannot} {budget}: the least reachable peak is {least}{}.", self.place());
+        if let Some(replayed) = self.replayed {
+            let parts = CategoryBytes::of(&replayed.snapshot);
+            let parts: Vec<String> =
+                parts.iter().map(|CategoryBytes { category, bytes }| format!("{category} {bytes}")).collect();
+            let _ = writeln!(text, "There it is {}.", parts.join(", "));
+        }
+        let _ = writeln!(
+            text,
+            "Raise {} to at least {} bytes{}, or use a smaller batch.",
+            Opt("budget"),
+            least.0,
+            sharding_advice(self.trace)
+        );
+        *text += &comparison(self.moments, *budget, style);
+    }
+
+    /// Where the peak is, as far as is known.
+    fn place(&self) -> String {
+        place(self.trace, self.replayed.and_then(|replayed| replayed.at))
+    }
+
+    fn planned(&self, text: &mut String, style: Style) {
+        let plan = self.document;
+        let (budget, step) = (plan.budget_bytes, plan.step_ms);
+        let over = plan.peak_bytes.saturating_sub(budget);
         let fits = match over {
             Bytes(0) => style.paint("Fits with a plan", Tone::Good),
             over => style.paint(&format!("Does not fit with this plan, by {over}"), Tone::Bad),
         };
-        let place = place(self.trace, at);
-        let _ = writeln!(text, "{fits}: peak {} -> {} of {}{place}.", self.baseline, plan.peak_bytes, self.budget);
-        let share = plan.recompute_ms.0 / self.step.0.max(f64::MIN_POSITIVE) * 100.0;
+        let (before, place) = (plan.baseline_peak_bytes, self.place());
+        let _ = writeln!(text, "{fits}: peak {before} -> {} of {budget}{place}.", plan.peak_bytes);
+        let share = plan.recompute_ms.0 / step.0.max(f64::MIN_POSITIVE) * 100.0;
         let quality = quality(plan);
-        let _ = writeln!(
-            text,
-            "Recomputing takes {} on top of {} ({share:.2} %); {quality}.",
-            plan.recompute_ms, self.step
-        );
-        *text += &comparison(self.moments, self.budget, style);
+        let _ = writeln!(text, "Recomputing takes {} on top of {step} ({share:.2} %); {quality}.", plan.recompute_ms);
+        *text += &comparison(self.moments, budget, style);
         text.push('\n');
         *text += &regions::table(regions::rows(plan), style);
     }
@@ -267,7 +238,10 @@ impl CurveReport<'_> {
     }
 }
 
-/// One rank's step is sharded already.
-pub(crate) fn sharding_advice(trace: &StepTrace) -> &'static str {
-    if trace.place.ranks() == Some(1) { ", shard with --world-size" } else { "" }
+/// A step that is sharded can be sharded more.
+pub(crate) fn sharding_advice(trace: &StepTrace) -> String {
+    match trace.place.ranks() {
+        Some(1) => format!(", shard with {}", Opt("world-size")),
+        _ => ", shard over more devices".to_owned(),
+    }
 }

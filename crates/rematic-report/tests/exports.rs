@@ -5,7 +5,9 @@ use rematic_fake::models::{Model, Options};
 use rematic_plan::{Limits, Outcome, Problem};
 use rematic_replay::{Allocator, Ledger, Recording, Schedule};
 use rematic_report::{ChromeTrace, timeline_csv};
-use rematic_trace::{Bytes, Category, Dtype, Event, Flags, Layout, Millis, Module, OpRecord, Phase, StepTrace, Tensor};
+use rematic_trace::{
+    Bytes, Category, Dtype, Event, Flags, Layout, Millis, Module, OpRecord, Phase, StepTrace, Tensor, Verdict,
+};
 use serde_json::Value;
 
 /// A step that was recorded, with what its replay says.
@@ -22,11 +24,13 @@ fn step(model: &str, options: &Options, share: Option<f64>) -> Step {
     let trace = Model::builtin(model).unwrap().with(options).unwrap().trace().unwrap();
     let costs = Costs::new(&trace, &Device::find("h100").unwrap(), CostRule::Physical).unwrap();
     let (recording, replayed) = {
-        let problem = Problem::new(&trace, &costs, Limits::default()).unwrap();
+        let problem = Problem::new(trace.clone(), costs.clone(), Limits::default()).unwrap();
         let checkpoints = share.map_or_else(Vec::new, |share| {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a size")]
             let budget = Bytes((problem.baseline().peak.0 as f64 * share) as u64);
-            let Outcome::Planned(solution) = problem.exact(budget) else { panic!("no plan for {model} at {share}") };
+            let Outcome { verdict: Verdict::Planned, solution } = problem.exact(budget) else {
+                panic!("no plan for {model} at {share}")
+            };
             solution.checkpoints
         });
         (problem.record(&checkpoints), problem.replay(&checkpoints))

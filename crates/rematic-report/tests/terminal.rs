@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use rematic_cost::{CostRule, Costs, Device, Devices};
 use rematic_fake::models::{BUILTIN, Model, Options};
-use rematic_plan::{Explanation, Limits};
+use rematic_plan::{Explanation, Limits, Problem};
 use rematic_replay::{Allocator, Timeline};
 use rematic_report::{ExplanationReport, StatsReport, Style, devices_text, models_text};
 use rematic_torch::StepStats;
@@ -29,7 +29,8 @@ fn explanation_of(model: &str, styles: &[Style]) -> Vec<String> {
     let trace = Model::builtin(model).unwrap().with(&options).unwrap().trace().unwrap();
     let device = Device::find("h100").unwrap();
     let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
-    let explanation = Explanation::new(&trace, 1, &costs, &device, Limits::default()).unwrap();
+    let explanation =
+        Explanation::new(&Problem::new(trace.clone(), costs, Limits::default()).unwrap(), &trace, &device);
     let report = ExplanationReport { explanation: &explanation, device: &device.product, measured: None };
     styles.iter().map(|style| report.text(*style)).collect()
 }

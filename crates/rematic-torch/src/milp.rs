@@ -54,7 +54,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rematic_trace::{Bytes, Millis};
+use rematic_trace::{Bytes, Millis, Verdict};
 use serde::Serialize;
 
 use crate::{ModuleGraph, TorchError};
@@ -135,6 +135,18 @@ pub enum MilpOutcome {
         /// The module whose backward lacks most, even if everything before it is dropped.
         module: usize,
     },
+}
+
+impl MilpOutcome {
+    /// Whether the step fits, by torch's model.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        match self {
+            MilpOutcome::Fits { .. } => Verdict::Fits,
+            MilpOutcome::Planned(_) => Verdict::Planned,
+            MilpOutcome::Infeasible { .. } => Verdict::Infeasible,
+        }
+    }
 }
 
 /// Modules to checkpoint, and what that does.

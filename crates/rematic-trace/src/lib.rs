@@ -46,12 +46,14 @@ mod layout;
 mod mesh;
 mod module;
 mod op;
+mod option;
 mod origin;
 mod place;
 mod storage;
 mod trace;
 mod units;
 mod validate;
+mod verdict;
 
 pub use collective::{Collective, CollectiveKind};
 pub use error::{Fault, FileAction, FileError, InvalidTrace};
@@ -61,8 +63,10 @@ pub use id::{CallId, CollectiveId, LayoutId, ModuleId, NameId, OpId, StorageId, 
 pub use layout::{Dtype, Layout, ShapeTooLarge};
 pub use module::{Call, Module, Parameter};
 pub use op::{Flags, Op, Phase, Tensor};
+pub use option::{Opt, Set, speak_python};
 pub use origin::{DeviceKind, Origin};
 pub use place::{Axis, Place};
 pub use storage::{Category, Pool, Storage};
 pub use trace::{OpRecord, StepTrace, any_layer, short};
 pub use units::{Bytes, Flops, Millis, ParseBytesError};
+pub use verdict::Verdict;

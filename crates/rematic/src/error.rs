@@ -5,7 +5,7 @@ use rematic_cost::CostError;
 use rematic_fake::FakeError;
 use rematic_plan::{DocumentError, PlanError};
 use rematic_torch::TorchError;
-use rematic_trace::{Bytes, FileError};
+use rematic_trace::{Bytes, FileError, Opt};
 
 /// Anything that can go wrong between a source and a report.
 #[derive(Debug, thiserror::Error)]
@@ -42,13 +42,16 @@ pub enum Error {
         found: Bytes,
     },
     /// The milp planner decides about shares.
-    #[error("--planner milp chooses a share of each module; drop --whole, or use --planner exact or greedy")]
+    #[error(
+        "{} chooses a share of each module; drop {}, or use {} or greedy",
+        Opt("planner").to("milp"), Opt("whole"), Opt("planner").to("exact")
+    )]
     WholeMilp,
     /// An option that the chosen planner would not look at.
-    #[error("{option} is for --planner milp, and the planner is {planner}; add --planner milp, or drop {option}")]
+    #[error("{option} is for {0}, and the planner is {planner}; add {0}, or drop {option}", Opt("planner").to("milp"))]
     MilpOnly {
         /// The option.
-        option: &'static str,
+        option: Opt,
         /// The planner.
         planner: &'static str,
     },
@@ -69,10 +72,10 @@ pub enum Error {
         source: io::Error,
     },
     /// Measured times without a table.
-    #[error("measured times need a table; measure one with rematic.benchmark, and give it with --cost-table FILE")]
+    #[error("measured times need a table; measure one with rematic.benchmark, and give it with {}", Opt("cost-table").to("FILE"))]
     NoTable,
     /// A table that nothing would look at.
-    #[error("a cost table is only used for measured times; add --cost measured")]
+    #[error("a cost table is only used for measured times; add {}", Opt("cost").to("measured"))]
     UnusedTable,
     /// A config file cannot be read.
     #[error("cannot read {}: {source}; give a config.json, a saved trace, or a model that `rematic models` lists", path.display())]
@@ -84,8 +87,8 @@ pub enum Error {
     },
     /// A plan alone does not say what its model does.
     #[error(
-        "{} is a plan for `{model}`, which is not a built-in model; give its trace, and the plan with --plan {}",
-        path.display(), path.display()
+        "{} is a plan for `{model}`, which is not a built-in model; give its trace, and the plan with {}",
+        path.display(), Opt("plan").to(path.display())
     )]
     PlanWithoutModel {
         /// The plan.
@@ -94,7 +97,7 @@ pub enum Error {
         model: String,
     },
     /// A plan in place of a model, and another plan.
-    #[error("{} is a plan itself; drop --plan, or give a model or a trace", path.display())]
+    #[error("{} is a plan itself; drop {}, or give a model or a trace", path.display(), Opt("plan"))]
     TwoPlans {
         /// The first plan.
         path: PathBuf,
@@ -113,6 +116,6 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The option.
-        option: &'static str,
+        option: Opt,
     },
 }

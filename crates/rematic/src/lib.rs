@@ -20,35 +20,38 @@
 pub mod cli;
 mod error;
 mod milp;
+pub mod options;
 mod page;
 mod planning;
 mod source;
+mod study;
 mod target;
 
 pub use error::Error;
 pub use milp::{MilpAnswer, replay_milp};
 pub use page::{PageAnswer, PageOptions};
-pub use planning::{CurveAnswer, Fit, MilpSettings, PlanAnswer, Planner};
+pub use planning::{CurveAnswer, MilpSettings, PlanAnswer, Planner};
 pub use rematic_cost::{CostError, CostRule, CostTable, Costs, Device, Devices, Measured, Signature, Signatures};
 pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
 pub use rematic_plan::{
-    Cancel, CategoryBytes, DocumentError, Explanation, Infeasible, Limits, Outcome, Place, PlanDocument, PlanError,
-    PlannedMoment, Problem, Remedy, RemedyKind, Replayed, ResidentGroup, Solution, Together, resident_groups,
+    Cancel, CategoryBytes, DocumentError, Explanation, Limits, Outcome, Place, PlanDocument, PlanError, PlannedMoment,
+    Problem, Remedy, RemedyKind, Replayed, ResidentGroup, Solution, Together, resident_groups,
 };
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
     ChromeTrace, CurvePoint, CurveReport, ExplanationReport, MilpReport, PlanReport, SavedPage, SavedReport,
-    StatsReport, Style, Verdict, devices_json, devices_text, models_json, models_text, plan_html, plan_python,
-    timeline_csv, trace_html, variants_html, variants_text, visible,
+    StatsReport, Style, devices_json, devices_text, models_json, models_text, plan_html, plan_python, timeline_csv,
+    trace_html, variants_html, variants_text, visible,
 };
 pub use rematic_torch::{
     Baseline, MilpOptions, MilpOutcome, ModuleGraph, ModuleStats, StepStats, TorchError, Tradeoffs, milp,
     optimal_policy,
 };
-pub use rematic_trace::{Bytes, Category, DeviceKind, Dtype, FileError, Millis, Origin, Phase, StepTrace};
+pub use rematic_trace::{Bytes, Category, DeviceKind, Dtype, FileError, Millis, Origin, Phase, StepTrace, Verdict};
 pub use source::Source;
-pub use target::{CostSource, StepReport, Target};
+pub use study::Study;
+pub use target::{CostSource, Target};
 
 /// Write a model of your own: tensors, modules, and the step.
 pub mod fake {

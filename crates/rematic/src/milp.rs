@@ -2,17 +2,16 @@
 
 use std::collections::HashMap;
 
-use rematic_cost::Costs;
-use rematic_plan::{Limits, PlanDocument, Problem, Replayed, Solution, Writes, nearest_saved};
-use rematic_replay::{Allocator, Checkpoint, Timeline};
+use rematic_plan::{Limits, Problem, Replayed, Solution, Writes, nearest_saved};
+use rematic_replay::{Allocator, Checkpoint};
 use rematic_torch::{
-    Decision, MilpOptions, MilpOutcome, MilpPlan, ModuleGraph, StepStats, TorchError, Tradeoffs, milp, nearest_policy,
+    Decision, MilpOptions, MilpOutcome, MilpPlan, ModuleGraph, TorchError, Tradeoffs, milp, nearest_policy,
 };
-use rematic_trace::{Bytes, Millis, StepTrace};
+use rematic_trace::{Bytes, Millis};
 
 use crate::error::Error;
-use crate::planning::{Fit, MilpSettings, PlanAnswer, answer};
-use crate::target::Target;
+use crate::planning::{MilpSettings, PlanAnswer};
+use crate::study::Study;
 
 /// What torch's model of memory says about a step and its plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,63 +24,40 @@ pub struct MilpAnswer {
     pub replayed_baseline: Replayed,
 }
 
-impl MilpAnswer {
-    fn fit(&self) -> Fit {
-        match self.outcome {
-            MilpOutcome::Fits { .. } => Fit::Fits,
-            MilpOutcome::Planned(_) => Fit::Planned,
-            MilpOutcome::Infeasible { .. } => Fit::Infeasible,
-        }
-    }
-}
-
-impl Target {
+impl Study {
     /// Torch's `sac_milp`: it plans by its own idea of the peak; the replay then says what the plan does.
-    pub(crate) fn milp(
-        &self,
-        trace: &StepTrace,
-        limits: Limits,
-        settings: MilpSettings,
-        budget: Bytes,
-    ) -> Result<PlanAnswer, Error> {
-        if limits.whole {
+    pub(crate) fn milp(&self, settings: MilpSettings, budget: Bytes) -> Result<PlanAnswer, Error> {
+        if self.limits.whole {
             return Err(Error::WholeMilp);
         }
-        let rank = &*self.of_rank(trace)?;
-        let costs = self.costs(trace)?;
-        let cancel = limits.cancel.clone();
-        cancel.catch(|| {
+        let problem = self.problem()?;
+        self.limits.cancel.catch(|| {
             // The step of a rank has its own share already.
-            let ranks = if trace.place.axes.is_empty() { self.ranks } else { 1 };
-            let mut options = milp_options(ranks, &limits, settings, budget)?;
-            let chosen = !limits.only.is_empty() || !limits.never.is_empty();
-            let problem = self.problem(rank, &costs, limits)?;
+            let ranks = if self.whole.place.axes.is_empty() { self.target.ranks } else { 1 };
+            let mut options = milp_options(ranks, &self.limits, settings, budget)?;
+            let chosen = !self.limits.only.is_empty() || !self.limits.never.is_empty();
             options.ac_units = chosen.then(|| problem.checkpointable());
-            let (graph, tradeoffs) = self.module_graph(trace, &costs)?;
+            let (graph, tradeoffs) = self.module_graph()?;
             let found = MilpAnswer {
                 outcome: milp(&graph, &options)?,
                 baseline: graph.peak(options.world_size),
                 replayed_baseline: problem.baseline().clone(),
             };
             let solution = match &found.outcome {
-                MilpOutcome::Planned(plan) => bounded(&problem, replay_milp(&problem, plan, &tradeoffs)?, budget),
+                MilpOutcome::Planned(plan) => bounded(problem, replay_milp(problem, plan, &tradeoffs)?, budget),
                 MilpOutcome::Fits { .. } | MilpOutcome::Infeasible { .. } => problem.unplanned(),
             };
-            let document = PlanDocument::new(&problem, &solution, budget, &self.device.name);
-            let moments = problem.moments(&solution.checkpoints);
-            let answer = answer(found.fit(), document, solution.replayed, moments, &costs);
+            let answer = self.answer(problem, found.outcome.verdict(), solution, budget);
             Ok(PlanAnswer { milp: Some(found), ..answer })
         })?
     }
 
     /// The step as torch's planner sees it.
-    fn module_graph(&self, trace: &StepTrace, costs: &Costs) -> Result<(ModuleGraph, Tradeoffs), Error> {
-        let allocator = self.allocator(trace);
-        let stats = StepStats::new(trace, &Timeline::replay(trace, allocator), costs);
+    fn module_graph(&self) -> Result<(ModuleGraph, Tradeoffs), Error> {
         // Torch counts what it traced on the meta device, without rounding.
-        let rounding = if self.cost.is_torch() { Allocator::Cpu } else { allocator };
-        let tradeoffs = Tradeoffs::new(trace, costs, rounding)?;
-        Ok((ModuleGraph::new(trace, &stats, &tradeoffs), tradeoffs))
+        let rounding = if self.target.cost.is_torch() { Allocator::Cpu } else { self.allocator() };
+        let tradeoffs = Tradeoffs::new(&self.whole, &self.costs, rounding)?;
+        Ok((ModuleGraph::new(&self.whole, &self.statistics().stats, &tradeoffs), tradeoffs))
     }
 }
 
@@ -100,7 +76,7 @@ fn milp_options(ranks: u64, limits: &Limits, settings: MilpSettings, budget: Byt
 }
 
 /// Torch's bound is one for its own model; a document's is for all plans.
-fn bounded(problem: &Problem<'_>, solution: Solution, budget: Bytes) -> Solution {
+fn bounded(problem: &Problem, solution: Solution, budget: Bytes) -> Solution {
     let lower_bound = problem.lower_bound(budget).unwrap_or(Millis(0.0));
     Solution { lower_bound: Millis(lower_bound.0.min(solution.replayed.recompute.0)), ..solution }
 }
@@ -114,7 +90,7 @@ fn bounded(problem: &Problem<'_>, solution: Solution, budget: Bytes) -> Solution
 ///
 /// # Errors
 /// If the trade-offs are not those of this step.
-pub fn replay_milp(problem: &Problem<'_>, plan: &MilpPlan, tradeoffs: &Tradeoffs) -> Result<Solution, TorchError> {
+pub fn replay_milp(problem: &Problem, plan: &MilpPlan, tradeoffs: &Tradeoffs) -> Result<Solution, TorchError> {
     let discards: HashMap<&str, f64> =
         plan.choices.iter().map(|choice| (choice.fqn.as_str(), choice.discard)).collect();
     let (trace, regions) = (problem.trace(), problem.regions().all());

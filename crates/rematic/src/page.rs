@@ -1,11 +1,10 @@
-use rematic_cost::Costs;
-use rematic_plan::{Explanation, Limits, Outcome, PlanDocument, Problem, Solution};
+use rematic_plan::{Outcome, PlanDocument, Problem, Solution};
 use rematic_replay::Recording;
 use rematic_report::{Origins, Page, PlanView};
-use rematic_trace::{Bytes, StepTrace};
+use rematic_trace::{Bytes, Verdict};
 
 use crate::error::Error;
-use crate::target::Target;
+use crate::study::Study;
 
 /// What a page is to show.
 #[derive(Clone, Debug, Default)]
@@ -26,66 +25,50 @@ pub struct PageAnswer {
     pub document: PlanDocument,
     /// The step under that plan.
     pub recording: Recording,
-    /// The time of its operators.
-    pub costs: Costs,
 }
 
-impl Target {
+impl Study {
     /// Makes one HTML file that shows a step, its plan, and the plans for other budgets; `progress` is told after each of
     /// those.
     ///
     /// # Errors
-    /// If the step cannot be costed, the limits leave nothing to plan or are cancelled, the budget is zero, or the plan is
-    /// for another step.
-    pub fn page(
-        &self,
-        trace: &StepTrace,
-        limits: Limits,
-        options: PageOptions,
-        progress: impl Fn() + Sync,
-    ) -> Result<PageAnswer, Error> {
+    /// If the limits leave nothing to plan or are cancelled, the budget is zero, or the plan is for another step.
+    pub fn page(&self, options: PageOptions, progress: impl Fn() + Sync) -> Result<PageAnswer, Error> {
         if options.budget == Some(Bytes(0)) {
             return Err(Error::NoBudget { found: Bytes(0) });
         }
-        let whole = trace;
-        let trace = &*self.of_rank(whole)?;
-        let costs = self.costs(trace)?;
-        let cancel = limits.cancel.clone();
-        let allocator = self.allocator(trace);
-        cancel.catch(|| {
-            let page_limits = Limits { allocator, ..limits.clone() };
-            let problem = self.problem(trace, &costs, limits)?;
+        let (trace, problem) = (&*self.trace, self.problem()?);
+        self.limits.cancel.catch(|| {
             let points = problem.curve(options.points, progress);
-            let (budget, solution) = self.chosen(&problem, &points, options)?;
+            let (budget, solution) = self.chosen(problem, &points, options)?;
             let origins = Origins::new(trace);
             let view = |(budget, solution): &(Bytes, Solution)| {
-                let document = PlanDocument::new(&problem, solution, *budget, &self.device.name);
+                let document = self.document(problem, solution, *budget);
                 let recording = problem.record(&solution.checkpoints);
                 PlanView::new(trace, problem.regions(), &document, &solution.checkpoints, &recording, &origins)
             };
-            let explanation = Explanation::new(whole, self.ranks, &costs, &self.device, page_limits)?;
-            let document = PlanDocument::new(&problem, &solution, budget, &self.device.name);
+            let document = self.document(problem, &solution, budget);
             let recording = problem.record(&solution.checkpoints);
             let page = Page {
                 trace,
-                costs: &costs,
+                costs: &self.costs,
                 regions: problem.regions(),
-                device: &self.device,
-                allocator,
+                device: &self.target.device,
+                allocator: self.allocator(),
                 origins: &origins,
                 plain: &problem.record(&[]),
                 chosen: (&document, &solution.checkpoints, &recording),
-                explanation: &explanation,
+                explanation: &self.explain()?,
                 curve: points.iter().map(view).collect(),
             };
-            Ok(PageAnswer { html: page.html(), document, recording, costs: costs.clone() })
+            Ok(PageAnswer { html: page.html(), document, recording })
         })?
     }
 
     /// The budget, and the plan for it.
     fn chosen(
         &self,
-        problem: &Problem<'_>,
+        problem: &Problem,
         curve: &[(Bytes, Solution)],
         options: PageOptions,
     ) -> Result<(Bytes, Solution), Error> {
@@ -93,15 +76,12 @@ impl Target {
             let budget = options.budget.unwrap_or(document.budget_bytes);
             return Ok((budget, Self::replayed(problem, &document, budget)?));
         }
-        let budget = options.budget.unwrap_or(self.device.memory);
-        Ok((
-            budget,
-            match problem.exact(budget) {
-                Outcome::Fits => problem.unplanned(),
-                Outcome::Planned(solution) => solution,
-                // The curve ends where no plan goes any lower.
-                Outcome::Infeasible(infeasible) => curve.last().map_or(infeasible.least, |(_, least)| least.clone()),
-            },
-        ))
+        let budget = options.budget.unwrap_or(self.target.device.memory);
+        let Outcome { verdict, solution } = problem.exact(budget);
+        Ok(match (verdict, curve.last()) {
+            // The curve ends where no plan goes any lower.
+            (Verdict::Infeasible, Some((_, least))) => (budget, least.clone()),
+            _ => (budget, solution),
+        })
     }
 }

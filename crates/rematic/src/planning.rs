@@ -1,15 +1,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rematic_cost::{Costs, Measured};
-use rematic_plan::{Limits, Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
-use rematic_report::{CurvePoint, CurveReport, MilpReport, PlanReport, Style, Verdict};
+use rematic_cost::Measured;
+use rematic_plan::{Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
+use rematic_report::{CurvePoint, CurveReport, MilpReport, PlanReport, Style};
 use rematic_torch::MilpOutcome;
-use rematic_trace::{Bytes, Flops, Millis, StepTrace};
+use rematic_trace::{Bytes, Flops, Millis, Opt, StepTrace, Verdict};
 
 use crate::error::Error;
 use crate::milp::MilpAnswer;
-use crate::target::Target;
+use crate::study::Study;
 
 /// How to plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -34,7 +34,7 @@ impl Planner {
             Planner::Exact => "exact",
             Planner::Greedy => "greedy",
         };
-        let given = [(settings.gap.is_some(), "--gap"), (settings.time_limit.is_some(), "--time-limit")];
+        let given = [(settings.gap.is_some(), Opt("gap")), (settings.time_limit.is_some(), Opt("time-limit"))];
         match given.into_iter().find(|(given, _)| *given) {
             Some((_, option)) => Err(Error::MilpOnly { option, planner }),
             None => Ok(self),
@@ -51,22 +51,13 @@ pub struct MilpSettings {
     pub time_limit: Option<Duration>,
 }
 
-/// Whether a step fits a budget.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fit {
-    /// As it is.
-    Fits,
-    /// With a plan.
-    Planned,
-    /// With no plan.
-    Infeasible,
-}
-
 /// What a planner says about a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanAnswer {
+    /// The step of one rank.
+    pub trace: Arc<StepTrace>,
     /// Whether it fits.
-    pub fit: Fit,
+    pub verdict: Verdict,
     /// The plan; without regions if the step fits as it is. If no plan fits, the one with the lowest peak; without regions
     /// from `milp`.
     pub document: PlanDocument,
@@ -82,23 +73,22 @@ pub struct PlanAnswer {
     pub milp: Option<MilpAnswer>,
 }
 
-/// The trace must be the one that was planned.
 impl PlanAnswer {
     /// What the command line says about it.
     #[must_use]
-    pub fn text(&self, trace: &StepTrace, style: Style) -> String {
+    pub fn text(&self, style: Style) -> String {
         match &self.milp {
-            Some(milp) => self.milp_report(trace, milp).text(style),
-            None => self.report(trace).text(style),
+            Some(milp) => self.milp_report(milp).text(style),
+            None => self.report().text(style),
         }
     }
 
     /// One JSON document, as the command line writes it.
     #[must_use]
-    pub fn json(&self, trace: &StepTrace) -> String {
+    pub fn json(&self) -> String {
         match &self.milp {
-            Some(milp) => self.milp_report(trace, milp).json(),
-            None => self.report(trace).json(),
+            Some(milp) => self.milp_report(milp).json(),
+            None => self.report().json(),
         }
     }
 
@@ -107,7 +97,7 @@ impl PlanAnswer {
     pub fn least_budget(&self) -> Option<Bytes> {
         match &self.milp {
             Some(MilpAnswer { outcome: MilpOutcome::Infeasible { least_budget, .. }, .. }) => Some(*least_budget),
-            _ => (self.fit == Fit::Infeasible).then_some(self.replayed.peak),
+            _ => (self.verdict == Verdict::Infeasible).then_some(self.replayed.peak),
         }
     }
 
@@ -115,7 +105,7 @@ impl PlanAnswer {
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         let budget = self.document.budget_bytes;
-        let broken = self.milp.is_some() && self.fit != Fit::Infeasible && self.replayed.peak > budget;
+        let broken = self.milp.is_some() && self.verdict != Verdict::Infeasible && self.replayed.peak > budget;
         broken.then(|| {
             let above = self.replayed.peak.saturating_sub(budget);
             format!(
@@ -126,31 +116,26 @@ impl PlanAnswer {
         })
     }
 
-    fn milp_report<'a>(&'a self, trace: &'a StepTrace, milp: &'a MilpAnswer) -> MilpReport<'a> {
+    fn milp_report<'a>(&'a self, milp: &'a MilpAnswer) -> MilpReport<'a> {
         MilpReport {
-            trace,
+            trace: &self.trace,
             budget: self.document.budget_bytes,
             baseline: milp.baseline,
             step: self.document.step_ms,
             outcome: &milp.outcome,
             replayed_baseline: &milp.replayed_baseline,
-            replayed: (self.fit == Fit::Planned).then_some((&self.document, &self.replayed)),
+            replayed: (self.verdict == Verdict::Planned).then_some((&self.document, &self.replayed)),
             moments: &self.moments,
             measured: self.measured.as_ref(),
         }
     }
 
-    fn report<'a>(&'a self, trace: &'a StepTrace) -> PlanReport<'a> {
+    fn report(&self) -> PlanReport<'_> {
         PlanReport {
-            trace,
-            budget: self.document.budget_bytes,
-            baseline: self.document.baseline_peak_bytes,
-            step: self.document.step_ms,
-            verdict: match self.fit {
-                Fit::Fits => Verdict::Fits,
-                Fit::Planned => Verdict::Planned(&self.document, self.replayed.at),
-                Fit::Infeasible => Verdict::Infeasible(&self.replayed),
-            },
+            trace: &self.trace,
+            verdict: self.verdict,
+            document: &self.document,
+            replayed: Some(&self.replayed),
             moments: &self.moments,
             measured: self.measured.as_ref(),
         }
@@ -176,76 +161,33 @@ impl CurveAnswer {
     }
 }
 
-/// The allocator of the limits is the target's, whatever they say.
-impl Target {
+impl Study {
     /// Finds what to drop and recompute so that the step fits a budget.
     ///
     /// # Errors
-    /// If the step cannot be costed, the limits leave nothing to plan or are cancelled, or the budget is zero. The planner
-    /// `milp` does not take regions as a whole, and may run out of time.
-    pub fn plan(
-        &self,
-        trace: &StepTrace,
-        limits: Limits,
-        planner: Planner,
-        budget: Bytes,
-    ) -> Result<PlanAnswer, Error> {
+    /// If the limits leave nothing to plan or are cancelled, or the budget is zero. The planner `milp` does not take regions
+    /// as a whole, and may run out of time.
+    pub fn plan(&self, planner: Planner, budget: Bytes) -> Result<PlanAnswer, Error> {
         if budget == Bytes(0) {
             return Err(Error::NoBudget { found: budget });
         }
         let search = match planner {
             Planner::Exact => Problem::exact,
             Planner::Greedy => Problem::greedy,
-            Planner::Milp(settings) => return self.milp(trace, limits, settings, budget),
+            Planner::Milp(settings) => return self.milp(settings, budget),
         };
-        let trace = &*self.of_rank(trace)?;
-        let costs = self.costs(trace)?;
-        let cancel = limits.cancel.clone();
-        let (problem, outcome) = cancel.catch(|| -> Result<_, Error> {
-            let problem = self.problem(trace, &costs, limits)?;
-            let outcome = search(&problem, budget);
-            Ok((problem, outcome))
-        })??;
-        let (fit, solution) = match outcome {
-            Outcome::Fits => (Fit::Fits, problem.unplanned()),
-            Outcome::Planned(solution) => (Fit::Planned, solution),
-            Outcome::Infeasible(infeasible) => (Fit::Infeasible, infeasible.least),
-        };
-        let document = PlanDocument::new(&problem, &solution, budget, &self.device.name);
-        let moments = problem.moments(&solution.checkpoints);
-        Ok(answer(fit, document, solution.replayed, moments, &costs))
-    }
-
-    /// Plans each of several variants of a step for the same budget.
-    ///
-    /// # Errors
-    /// As [`Target::plan`].
-    pub fn plan_each(
-        &self,
-        traces: &[Arc<StepTrace>],
-        limits: &Limits,
-        planner: Planner,
-        budget: Bytes,
-    ) -> Result<Vec<PlanAnswer>, Error> {
-        traces.iter().map(|trace| self.plan(trace, limits.clone(), planner, budget)).collect()
+        let problem = self.problem()?;
+        let Outcome { verdict, solution } = self.limits.cancel.catch(|| search(problem, budget))?;
+        Ok(self.answer(problem, verdict, solution, budget))
     }
 
     /// Plans for budgets from the step as it is down to the least that can be reached; `progress` is told after each one.
     ///
     /// # Errors
-    /// If the step cannot be costed, or the limits leave nothing to plan or are cancelled.
-    pub fn curve(
-        &self,
-        trace: &StepTrace,
-        limits: Limits,
-        points: usize,
-        progress: impl Fn() + Sync,
-    ) -> Result<CurveAnswer, Error> {
-        let trace = &*self.of_rank(trace)?;
-        let costs = self.costs(trace)?;
-        let cancel = limits.cancel.clone();
-        let curve = cancel
-            .catch(|| -> Result<_, Error> { Ok(self.problem(trace, &costs, limits)?.curve(points, progress)) })??;
+    /// If the limits leave nothing to plan or are cancelled.
+    pub fn curve(&self, points: usize, progress: impl Fn() + Sync) -> Result<CurveAnswer, Error> {
+        let problem = self.problem()?;
+        let curve = self.limits.cancel.catch(|| problem.curve(points, progress))?;
         let point = |(budget, solution): (Bytes, Solution)| CurvePoint {
             budget_bytes: budget,
             peak_bytes: solution.replayed.peak,
@@ -254,58 +196,35 @@ impl Target {
         };
         Ok(CurveAnswer {
             points: curve.into_iter().map(point).collect(),
-            step: costs.step().time,
-            measured: costs.measurements().cloned(),
+            step: self.costs.step().time,
+            measured: self.costs.measurements().cloned(),
         })
     }
 
     /// Replays the step under a plan, with the plan's times and peaks as they are here.
     ///
     /// # Errors
-    /// If the step cannot be costed, or the plan is for another one.
-    pub fn replay(&self, trace: &StepTrace, limits: Limits, document: PlanDocument) -> Result<PlanAnswer, Error> {
-        let trace = &*self.of_rank(trace)?;
-        let costs = self.costs(trace)?;
-        let problem = self.problem(trace, &costs, limits)?;
-        let solution = Self::replayed(&problem, &document, document.budget_bytes)?;
-        let document = PlanDocument::new(&problem, &solution, document.budget_bytes, &self.device.name);
+    /// If the plan is for another step.
+    pub fn replay(&self, document: &PlanDocument) -> Result<PlanAnswer, Error> {
+        let problem = self.problem()?;
+        let budget = document.budget_bytes;
+        let solution = Self::replayed(problem, document, budget)?;
+        Ok(self.answer(problem, Verdict::Planned, solution, budget))
+    }
+
+    pub(crate) fn answer(&self, problem: &Problem, verdict: Verdict, solution: Solution, budget: Bytes) -> PlanAnswer {
+        let document = self.document(problem, &solution, budget);
         let moments = problem.moments(&solution.checkpoints);
-        Ok(answer(Fit::Planned, document, solution.replayed, moments, &costs))
-    }
-
-    /// A plan from a document, with what the replay says about it here.
-    pub(crate) fn replayed(problem: &Problem<'_>, document: &PlanDocument, budget: Bytes) -> Result<Solution, Error> {
-        let (_, checkpoints) = document.for_step(problem.trace(), problem.regions())?;
-        let replayed = problem.replay(&checkpoints);
-        let bound = problem.lower_bound(budget).unwrap_or(Millis(0.0));
-        let lower_bound = Millis(bound.0.min(replayed.recompute.0));
-        Ok(Solution { checkpoints, replayed, lower_bound })
-    }
-
-    pub(crate) fn problem<'a>(
-        &self,
-        trace: &'a StepTrace,
-        costs: &'a Costs,
-        limits: Limits,
-    ) -> Result<Problem<'a>, Error> {
-        Ok(Problem::new(trace, costs, Limits { allocator: self.allocator(trace), ..limits })?)
-    }
-}
-
-pub(crate) fn answer(
-    fit: Fit,
-    document: PlanDocument,
-    replayed: Replayed,
-    moments: Vec<PlannedMoment>,
-    costs: &Costs,
-) -> PlanAnswer {
-    PlanAnswer {
-        fit,
-        document,
-        moments,
-        recompute_flops: replayed.recomputed.iter().map(|op| costs.flops()[op.index()]).sum(),
-        replayed,
-        measured: costs.measurements().cloned(),
-        milp: None,
+        let replayed = solution.replayed;
+        PlanAnswer {
+            trace: Arc::clone(&self.trace),
+            verdict,
+            document,
+            moments,
+            recompute_flops: replayed.recomputed.iter().map(|op| self.costs.flops()[op.index()]).sum(),
+            replayed,
+            measured: self.costs.measurements().cloned(),
+            milp: None,
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use rematic_fake::models::{BUILTIN, Model, Options};
-use rematic_trace::StepTrace;
+use rematic_trace::{Opt, StepTrace};
 
 use crate::error::Error;
 
@@ -80,18 +80,18 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// The first option that is set.
-fn given(options: &Options) -> Option<&'static str> {
+fn given(options: &Options) -> Option<Opt> {
     let set = [
-        (options.batch.is_some(), "--batch"),
-        (options.seq.is_some(), "--seq"),
-        (options.dtype.is_some(), "--dtype"),
-        (options.optimizer.is_some(), "--optimizer"),
-        (options.attention.is_some(), "--attention"),
-        (options.layers.is_some(), "--layers"),
-        (options.dropout.is_some(), "--dropout"),
-        (options.dim.is_some(), "--dim"),
-        (options.heads.is_some(), "--heads"),
-        (options.vocab.is_some(), "--vocab"),
+        (options.batch.is_some(), "batch"),
+        (options.seq.is_some(), "seq"),
+        (options.dtype.is_some(), "dtype"),
+        (options.optimizer.is_some(), "optimizer"),
+        (options.attention.is_some(), "attention"),
+        (options.layers.is_some(), "layers"),
+        (options.dropout.is_some(), "dropout"),
+        (options.dim.is_some(), "dim"),
+        (options.heads.is_some(), "heads"),
+        (options.vocab.is_some(), "vocab"),
     ];
-    set.into_iter().find(|(set, _)| *set).map(|(_, name)| name)
+    set.into_iter().find(|(set, _)| *set).map(|(_, name)| Opt(name))
 }

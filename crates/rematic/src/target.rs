@@ -1,12 +1,7 @@
-use std::borrow::Cow;
 use std::path::Path;
 
 use rematic_cost::{CostRule, CostTable, Costs, Device, Devices};
-use rematic_layout::even_shards;
-use rematic_plan::{Explanation, Limits, PlanError};
-use rematic_replay::{Allocator, Timeline};
-use rematic_report::StatsReport;
-use rematic_torch::StepStats;
+use rematic_replay::Allocator;
 use rematic_trace::{Bytes, DeviceKind, StepTrace};
 
 use crate::error::Error;
@@ -62,14 +57,6 @@ impl Target {
         Ok(Target { device: devices.find(name)?.clone(), cost, allocator: None, ranks: 1 })
     }
 
-    /// The step of one of the ranks.
-    ///
-    /// # Errors
-    /// If the step cannot be spread over them.
-    pub fn of_rank<'a>(&self, trace: &'a StepTrace) -> Result<Cow<'a, StepTrace>, Error> {
-        Ok(even_shards(trace, self.ranks).map_err(|why| PlanError::Ranks { ranks: self.ranks, why })?)
-    }
-
     /// What the step's operators cost there.
     ///
     /// # Errors
@@ -79,15 +66,6 @@ impl Target {
             CostSource::Rule(rule) => Costs::new(trace, &self.device, *rule)?,
             CostSource::Table(table) => Costs::measured(trace, &self.device, table)?,
         })
-    }
-
-    /// Why the step peaks where it does, and what brings the peak down. Only the limits' allocator is the target's own.
-    ///
-    /// # Errors
-    /// If the step cannot be costed, or the limits leave nothing to plan.
-    pub fn explain(&self, trace: &StepTrace, costs: &Costs, limits: Limits) -> Result<Explanation, Error> {
-        let limits = Limits { allocator: self.allocator(trace), ..limits };
-        Ok(Explanation::new(trace, self.ranks, costs, &self.device, limits)?)
     }
 
     /// What there is to say about a budget that the device does not have.
@@ -109,44 +87,6 @@ impl Target {
         match trace.origin.device {
             Some(DeviceKind::Cpu) => Allocator::Cpu,
             Some(DeviceKind::Cuda) | None => Allocator::Cuda,
-        }
-    }
-}
-
-/// Everything that is known about a step without a plan.
-pub struct StepReport<'a> {
-    target: &'a Target,
-    trace: StepTrace,
-    timeline: Timeline,
-    costs: Costs,
-    stats: StepStats,
-}
-
-impl<'a> StepReport<'a> {
-    /// Replays and costs the step.
-    ///
-    /// # Errors
-    /// As [`Target::costs`].
-    pub fn new(mut trace: StepTrace, target: &'a Target) -> Result<Self, Error> {
-        // Torch's tools see calls through module hooks.
-        if !target.cost.is_torch() {
-            trace = trace.with_whole_calls();
-        }
-        let timeline = Timeline::replay(&trace, target.allocator(&trace));
-        let costs = target.costs(&trace)?;
-        let stats = StepStats::new(&trace, &timeline, &costs);
-        Ok(StepReport { target, trace, timeline, costs, stats })
-    }
-
-    /// What `rematic stats` says.
-    #[must_use]
-    pub fn stats(&self) -> StatsReport<'_> {
-        StatsReport {
-            trace: &self.trace,
-            timeline: &self.timeline,
-            costs: &self.costs,
-            stats: &self.stats,
-            device: &self.target.device,
         }
     }
 }

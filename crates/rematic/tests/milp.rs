@@ -18,7 +18,7 @@ fn plans_are_replayed() {
     let tradeoffs = Tradeoffs::new(&trace, &costs, Allocator::Cpu).unwrap();
     let graph = ModuleGraph::new(&trace, &stats, &tradeoffs);
     let rank = even_shards(&trace, 4).unwrap();
-    let problem = Problem::new(&rank, &costs, Limits::default()).unwrap();
+    let problem = Problem::new(rank.into_owned(), costs.clone(), Limits::default()).unwrap();
     for budget in ["1.6GiB", "1.2GiB", "1GiB"] {
         let options = MilpOptions { world_size: 4, ..MilpOptions::new(budget.parse().unwrap()) };
         let MilpOutcome::Planned(plan) = milp(&graph, &options).unwrap() else { panic!("{budget}") };

@@ -1,12 +1,13 @@
 //! The page says what the other verbs say, and holds together whatever the names are.
 
-use rematic::{CostRule, CostSource, Limits, Options, PageAnswer, PageOptions, Source, StepTrace, Target};
+use rematic::{CostRule, CostSource, Limits, Options, PageAnswer, PageOptions, Source, StepTrace, Study, Target};
 use serde_json::Value;
 
 fn page(trace: &StepTrace, budget: Option<&str>) -> PageAnswer {
     let target = Target::find("h100", None, CostSource::Rule(CostRule::Physical)).unwrap();
     let budget = budget.map(|budget| budget.parse().unwrap());
-    target.page(trace, Limits::default(), PageOptions { budget, plan: None, points: 50 }, || {}).unwrap()
+    let study = Study::new(trace.clone(), target, Limits::default()).unwrap();
+    study.page(PageOptions { budget, plan: None, points: 50 }, || {}).unwrap()
 }
 
 fn document(html: &str) -> Value {
@@ -26,7 +27,7 @@ fn a_page_holds_the_plans_of_the_curve() {
     let found = page(&trace, Some("3GiB"));
     let document = document(&found.html);
     let target = Target::find("h100", None, CostSource::Rule(CostRule::Physical)).unwrap();
-    let curve = target.curve(&trace, Limits::default(), 50, || {}).unwrap();
+    let curve = Study::new(trace, target, Limits::default()).unwrap().curve(50, || {}).unwrap();
     let points = document["curve"].as_array().unwrap();
     assert_eq!(points.len(), 50);
     for (shown, point) in points.iter().zip(&curve.points) {

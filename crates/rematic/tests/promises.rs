@@ -9,7 +9,7 @@ use rematic_layout::even_shards;
 use rematic_plan::{Limits, Outcome, Problem};
 use rematic_replay::{Allocator, Timeline};
 use rematic_torch::{MilpOptions, MilpOutcome, ModuleGraph, StepStats, Tradeoffs, milp};
-use rematic_trace::{Bytes, Millis, StepTrace};
+use rematic_trace::{Bytes, Millis, StepTrace, Verdict};
 
 /// Times that differ by a smaller share are equal: the planner adds them in another order than the replay.
 const SAME: f64 = 1e-9;
@@ -20,7 +20,7 @@ fn keeps_its_promises(name: &str, layers: Option<u64>, world_size: u64, budgets:
     let trace = model.trace().unwrap();
     let costs = Costs::new(&trace, &Device::find("h100").unwrap(), CostRule::Physical).unwrap();
     let rank = even_shards(&trace, world_size).unwrap();
-    let problem = Problem::new(&rank, &costs, Limits::default()).unwrap();
+    let problem = Problem::new(rank.into_owned(), costs.clone(), Limits::default()).unwrap();
     let start = Instant::now();
     let least = problem.least().replayed.peak.0;
     let found_least = start.elapsed();
@@ -30,7 +30,7 @@ fn keeps_its_promises(name: &str, layers: Option<u64>, world_size: u64, budgets:
     let start = Instant::now();
     for part in 0..budgets {
         let budget = least + (most - least) * part / (budgets - 1);
-        let Outcome::Planned(solution) = problem.exact(Bytes(budget)) else {
+        let Outcome { verdict: Verdict::Planned, solution } = problem.exact(Bytes(budget)) else {
             panic!("{name}: no plan for {budget}, least {least}")
         };
         let (time, bound) = (solution.replayed.recompute.0, solution.lower_bound.0);
@@ -65,9 +65,9 @@ fn keeps_its_promises(name: &str, layers: Option<u64>, world_size: u64, budgets:
 /// Plans of another planner, each as its replayed peak and time.
 type Others = Vec<(Bytes, Millis)>;
 
-fn against_greedy(problem: &Problem<'_>, budgets: impl Iterator<Item = Bytes>) -> Others {
+fn against_greedy(problem: &Problem, budgets: impl Iterator<Item = Bytes>) -> Others {
     let planned = |budget: Bytes| match problem.greedy(budget) {
-        Outcome::Planned(solution) => Some((budget, solution.replayed.recompute)),
+        Outcome { verdict: Verdict::Planned, solution } => Some((budget, solution.replayed.recompute)),
         _ => None,
     };
     budgets.filter_map(planned).collect()
@@ -75,7 +75,7 @@ fn against_greedy(problem: &Problem<'_>, budgets: impl Iterator<Item = Bytes>) -
 
 /// Torch's model of the peak is another one: budgets are parts of what it says, and its plans are taken at the peak that
 /// they really have.
-fn against_milp(problem: &Problem<'_>, trace: &StepTrace, costs: &Costs, world_size: u64, budgets: u64) -> Others {
+fn against_milp(problem: &Problem, trace: &StepTrace, costs: &Costs, world_size: u64, budgets: u64) -> Others {
     let stats = StepStats::new(trace, &Timeline::replay(trace, Allocator::Cuda), costs);
     let tradeoffs = Tradeoffs::new(trace, costs, Allocator::Cuda).unwrap();
     let graph = ModuleGraph::new(trace, &stats, &tradeoffs);
@@ -91,18 +91,16 @@ fn against_milp(problem: &Problem<'_>, trace: &StepTrace, costs: &Costs, world_s
 }
 
 /// The exact planner's time for the same peaks is never above the other's.
-fn beats(name: &str, other: &str, problem: &Problem<'_>, plans: Others) {
+fn beats(name: &str, other: &str, problem: &Problem, plans: Others) {
     assert!(!plans.is_empty(), "{name}: {other} plans nothing");
     let mut shares: Vec<f64> = plans
         .into_iter()
-        .map(|(peak, theirs)| match problem.exact(peak) {
-            Outcome::Fits => 0.0,
-            Outcome::Planned(solution) => {
-                let ours = solution.replayed.recompute;
-                assert!(ours.0 <= theirs.0 * (1.0 + SAME), "{name}, {peak}: {ours} above the {theirs} of {other}");
-                ours.0 / theirs.0
-            }
-            Outcome::Infeasible(_) => panic!("{name}, {peak}: infeasible, but {other} has a plan"),
+        .map(|(peak, theirs)| {
+            let Outcome { verdict, solution } = problem.exact(peak);
+            assert_ne!(verdict, Verdict::Infeasible, "{name}, {peak}: infeasible, but {other} has a plan");
+            let ours = solution.replayed.recompute;
+            assert!(ours.0 <= theirs.0 * (1.0 + SAME), "{name}, {peak}: {ours} above the {theirs} of {other}");
+            if verdict == Verdict::Fits { 0.0 } else { ours.0 / theirs.0 }
         })
         .collect();
     shares.sort_by(f64::total_cmp);
@@ -152,7 +150,7 @@ fn in_full() {
 fn moments_have_the_peaks_of_both_replays() {
     let trace = Model::builtin("seed-transformer").unwrap().trace().unwrap();
     let costs = Costs::new(&trace, &Device::find("h100").unwrap(), CostRule::Physical).unwrap();
-    let problem = Problem::new(&trace, &costs, Limits::default()).unwrap();
+    let problem = Problem::new(trace.clone(), costs.clone(), Limits::default()).unwrap();
     let solution = problem.least();
     let moments = problem.moments(&solution.checkpoints);
     assert_eq!(moments.len(), trace.ops().len() + solution.replayed.recomputed.len());

@@ -7,7 +7,7 @@ mod gpt2;
 mod llama;
 mod seed_transformer;
 
-use rematic_trace::{Dtype, StepTrace};
+use rematic_trace::{Dtype, Opt, StepTrace};
 
 pub use self::builtin::{BUILTIN, Builtin};
 use self::gpt2::{Gpt2Config, Gpt2LmHeadModel};
@@ -157,14 +157,12 @@ impl Model {
             seed.dropout = options.dropout.unwrap_or(seed.dropout);
             return Ok(());
         }
-        for (option, value) in [("--dim", options.dim), ("--heads", options.heads), ("--vocab", options.vocab)] {
+        for (option, value) in [("dim", options.dim), ("heads", options.heads), ("vocab", options.vocab)] {
             if value.is_some() {
                 return Err(FakeError::UnknownOption {
                     model: self.name.clone(),
-                    name: option.to_owned(),
-                    known: "--batch, --seq, --dtype, --optimizer, --attention, --layers and --dropout; \
-                            its sizes come from its config"
-                        .to_owned(),
+                    name: Opt(option).to_string(),
+                    known: format!("{}; its sizes come from its config", known_options()),
                 });
             }
         }
@@ -196,7 +194,7 @@ impl Model {
             }
             Architecture::Gpt2(gpt2) => {
                 if self.seq > gpt2.positions {
-                    let rule = format!("{} has {} positions; use a shorter --seq", self.name, gpt2.positions);
+                    let rule = format!("{} has {} positions; use a shorter {}", self.name, gpt2.positions, Opt("seq"));
                     return Err(out_of_range("seq", self.seq, &rule));
                 }
                 gpt2.layers
@@ -245,6 +243,13 @@ impl Model {
 /// The first output of the Hugging Face models; the second is the logits.
 fn loss_of((loss, _): &(Tensor, Tensor)) -> Tensor {
     loss.clone()
+}
+
+/// The options of every model.
+fn known_options() -> String {
+    let [before @ .., last] = ["batch", "seq", "dtype", "optimizer", "attention", "layers", "dropout"].map(Opt);
+    let before: Vec<String> = before.iter().map(ToString::to_string).collect();
+    format!("{} and {last}", before.join(", "))
 }
 
 fn out_of_range(name: &str, value: impl std::fmt::Display, rule: &str) -> FakeError {

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use rematic_trace::{Dtype, Layout};
+use rematic_trace::{Dtype, Layout, Opt};
 
 use super::elementwise::elementwise_layout;
 use crate::autograd::Gradients;
@@ -108,20 +108,24 @@ impl Attention {
                 let bias = mask.map(|mask| mask.as_bias(query.dtype()));
                 self.math(query, key, value, bias.as_ref())
             }
-            AttentionKernel::Flash if masked => refuse(
-                "flash attention takes no mask, and a sliding window needs one; use --attention efficient".to_owned(),
-            ),
+            AttentionKernel::Flash if masked => refuse(format!(
+                "flash attention takes no mask, and a sliding window needs one; use {}",
+                Opt("attention").to("efficient")
+            )),
             AttentionKernel::Flash if half => flash(query, key, value, self.dropout),
             AttentionKernel::Flash => refuse(format!(
-                "flash attention takes bf16 and fp16, but the step is in {}; use --dtype bf16 or --attention auto",
-                query.dtype().spelled()
+                "flash attention takes bf16 and fp16, but the step is in {}; use {} or {}",
+                query.dtype().spelled(),
+                Opt("dtype").to("bf16"),
+                Opt("attention").to("auto")
             )),
             AttentionKernel::Efficient if !grouped => efficient(),
             AttentionKernel::Efficient => refuse(format!(
                 "the memory-efficient kernel takes no grouped heads, but {} query heads share {} key heads; \
-                 use --attention auto",
+                 use {}",
                 query.size(1),
-                key.size(1)
+                key.size(1),
+                Opt("attention").to("auto")
             )),
         }
     }

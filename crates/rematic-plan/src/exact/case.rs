@@ -6,7 +6,7 @@ use crate::region::Point;
 
 /// The problem with some of the regions.
 pub(super) struct Case<'a> {
-    pub(super) problem: &'a Problem<'a>,
+    pub(super) problem: &'a Problem,
     pub(super) nodes: &'a [Node],
     pub(super) usable: Vec<bool>,
     /// What must be freed before a node is passed over; all of these may be negative, where there is room to spare.
@@ -37,7 +37,7 @@ pub(super) struct Case<'a> {
 const NO_NEED: i64 = i64::MIN / 4;
 
 impl<'a> Case<'a> {
-    pub(super) fn new(problem: &'a Problem<'a>, budget: u64, tightening: &Tightening, mut usable: Vec<bool>) -> Self {
+    pub(super) fn new(problem: &'a Problem, budget: u64, tightening: &Tightening, mut usable: Vec<bool>) -> Self {
         let nodes = problem.priced(tightening.pricing);
         let count = nodes.len();
         let over = |total: u64| signed(total) - signed(budget);

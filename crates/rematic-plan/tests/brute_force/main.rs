@@ -7,7 +7,7 @@ use rematic_cost::{CostRule, Costs, Device};
 use rematic_layout::even_shards;
 use rematic_plan::{Limits, Outcome, Problem};
 use rematic_replay::Allocator;
-use rematic_trace::Bytes;
+use rematic_trace::{Bytes, Verdict};
 
 use model::Dice;
 use plans::Plans;
@@ -41,9 +41,9 @@ fn compare(seed: u64, most: usize, tally: &mut Tally) {
     let device = Device::find(["a100-80", "h100"][dice.roll(2)]).unwrap();
     let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
     let allocator = [Allocator::Cuda, Allocator::Cpu][dice.roll(2)];
-    let trace = even_shards(&trace, 1 + dice.roll(3) as u64).unwrap();
+    let trace = even_shards(&trace, 1 + dice.roll(3) as u64).unwrap().into_owned();
     let limits = Limits { allocator, whole: dice.roll(8) == 0, ..Limits::default() };
-    let problem = Problem::new(&trace, &costs, limits.clone()).unwrap();
+    let problem = Problem::new(trace.clone(), costs.clone(), limits.clone()).unwrap();
     let Some(plans) = Plans::all(&trace, &costs, &limits, &problem, most) else { return };
     let (baseline, least) = (problem.baseline().peak.0, plans.least_peak());
     if least == baseline {
@@ -63,14 +63,15 @@ fn compare(seed: u64, most: usize, tally: &mut Tally) {
                 bound => tally.fault(format!("{at}: relaxation says {bound:?}, the optimum is {best}: {best_plan:?}")),
             }
         }
-        match (problem.exact(Bytes(budget)), plans.best(budget)) {
-            (Outcome::Fits, _) => {
+        let Outcome { verdict, solution } = problem.exact(Bytes(budget));
+        match (verdict, plans.best(budget)) {
+            (Verdict::Fits, _) => {
                 tally.equal += 1;
                 if baseline > budget {
                     tally.fault(format!("{at}: said to fit"));
                 }
             }
-            (Outcome::Planned(solution), Some((_, best, best_plan))) => {
+            (Verdict::Planned, Some((_, best, best_plan))) => {
                 let (time, bound) = (solution.replayed.recompute.0, solution.lower_bound.0);
                 if solution.replayed != problem.replay(&solution.checkpoints) {
                     tally.fault(format!("{at}: not what the replay says"));
@@ -92,12 +93,12 @@ fn compare(seed: u64, most: usize, tally: &mut Tally) {
                     tally.fault(format!("{at}: takes {time}, the optimum {best} (bound {bound}): {best_plan:?}"));
                 }
             }
-            (Outcome::Planned(_), None) => tally.fault(format!("{at}: planned what no plan reaches")),
-            (Outcome::Infeasible(infeasible), best) => {
+            (Verdict::Planned, None) => tally.fault(format!("{at}: planned what no plan reaches")),
+            (Verdict::Infeasible, best) => {
                 if let Some((_, best, best_plan)) = best {
                     tally.fault(format!("{at}: infeasible, but {best} does: {best_plan:?}"));
-                } else if infeasible.least.replayed.peak.0 != least {
-                    tally.fault(format!("{at}: least said to be {}", infeasible.least.replayed.peak.0));
+                } else if solution.replayed.peak.0 != least {
+                    tally.fault(format!("{at}: least said to be {}", solution.replayed.peak.0));
                 } else {
                     tally.equal += 1;
                 }

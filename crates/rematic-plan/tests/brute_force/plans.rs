@@ -14,7 +14,7 @@ impl Plans {
         trace: &StepTrace,
         costs: &Costs,
         limits: &Limits,
-        problem: &Problem<'_>,
+        problem: &Problem,
         most: usize,
     ) -> Option<Plans> {
         let regions = problem.regions();
@@ -37,13 +37,7 @@ impl Plans {
         Some(plans)
     }
 
-    fn extend(
-        &mut self,
-        problem: &Problem<'_>,
-        candidates: &[Option<Candidate>],
-        at: usize,
-        chosen: &mut Vec<Checkpoint>,
-    ) {
+    fn extend(&mut self, problem: &Problem, candidates: &[Option<Candidate>], at: usize, chosen: &mut Vec<Checkpoint>) {
         let Some(region) = problem.regions().all().get(at) else {
             let replayed = problem.replay(chosen);
             self.0.push((replayed.peak.0, replayed.recompute.0, chosen.clone()));

@@ -6,7 +6,8 @@ mod models;
 mod script;
 
 use rematic_cost::{CostRule, Costs, Device};
-use rematic_plan::{Explanation, Limits, Remedy, RemedyKind};
+use rematic_layout::even_shards;
+use rematic_plan::{Explanation, Limits, Problem, Remedy, RemedyKind};
 use rematic_replay::Allocator;
 use rematic_trace::StepTrace;
 
@@ -14,8 +15,10 @@ use rematic_trace::StepTrace;
 fn explain_with(trace: &StepTrace, allocator: Allocator, world_size: u64) -> Explanation {
     trace.validate().expect("the step breaks a rule");
     let device = Device::find("h100").unwrap();
-    let costs = Costs::new(trace, &device, CostRule::Physical).unwrap();
-    Explanation::new(trace, world_size, &costs, &device, Limits { allocator, ..Limits::default() }).unwrap()
+    let rank = even_shards(trace, world_size).unwrap().into_owned();
+    let costs = Costs::new(&rank, &device, CostRule::Physical).unwrap();
+    let problem = Problem::new(rank, costs, Limits { allocator, ..Limits::default() }).unwrap();
+    Explanation::new(&problem, trace, &device)
 }
 
 fn remedy(explanation: &Explanation, kind: RemedyKind) -> Option<&Remedy> {

@@ -6,7 +6,7 @@ use rematic_fake::{AttentionKernel, Dtype};
 use rematic_layout::even_shards;
 use rematic_plan::{Explanation, Limits, Outcome, Problem, RemedyKind};
 use rematic_replay::{Allocator, Ledger, Ran, Schedule, Timeline};
-use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId};
+use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId, Verdict};
 
 use super::{explain_with, remedy};
 
@@ -34,7 +34,7 @@ fn sharding_is_the_planners_baseline() {
         let device = Device::find("h100").unwrap();
         let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
         let rank = even_shards(&trace, 8).unwrap();
-        let problem = Problem::new(&rank, &costs, Limits::default()).unwrap();
+        let problem = Problem::new(rank.into_owned(), costs.clone(), Limits::default()).unwrap();
         let explanation = explain(&trace);
         let sharded = remedy(&explanation, RemedyKind::Sharding).unwrap();
         assert_eq!(sharded.peak_bytes, problem.baseline().peak, "{}", trace.origin.model);
@@ -151,11 +151,13 @@ fn recomputation_is_the_planners_own() {
     let trace = trace("gpt2", &Options { batch: Some(4), ..Options::default() });
     let device = Device::find("h100").unwrap();
     let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
-    let problem = Problem::new(&trace, &costs, Limits::default()).unwrap();
+    let problem = Problem::new(trace.clone(), costs.clone(), Limits::default()).unwrap();
     let explanation = explain(&trace);
     let planned = remedy(&explanation, RemedyKind::Checkpointing).unwrap();
     assert!(planned.extra_ms.unwrap().0 <= 0.05 * costs.step().time.0);
-    let Outcome::Planned(solution) = problem.exact(planned.peak_bytes) else { panic!("its own budget must do") };
+    let Outcome { verdict: Verdict::Planned, solution } = problem.exact(planned.peak_bytes) else {
+        panic!("its own budget must do")
+    };
     assert!(solution.replayed.recompute.0 <= planned.extra_ms.unwrap().0 * (1.0 + 1e-9));
 }
 

@@ -8,7 +8,7 @@ use rematic_plan::{Explanation, Limits, Outcome, PlanDocument, Problem};
 use rematic_replay::{Allocator, Timeline};
 use rematic_report::{ExplanationReport, StatsReport, Style};
 use rematic_torch::{MilpOptions, MilpOutcome, ModuleGraph, StepStats, Tradeoffs, milp};
-use rematic_trace::{Bytes, StepTrace};
+use rematic_trace::{Bytes, StepTrace, Verdict};
 
 /// Whether the bytes are a trace. Panics only if Rematic does, or if a result contradicts itself.
 pub(crate) fn consume(bytes: &[u8]) -> bool {
@@ -35,7 +35,8 @@ pub(crate) fn consume(bytes: &[u8]) -> bool {
 }
 
 fn explain(trace: &StepTrace, costs: &Costs, device: &Device, allocator: Allocator) {
-    let explanation = Explanation::new(trace, 1, costs, device, Limits { allocator, ..Limits::default() }).unwrap();
+    let limits = Limits { allocator, ..Limits::default() };
+    let explanation = Explanation::new(&Problem::new(trace.clone(), costs.clone(), limits).unwrap(), trace, device);
     assert_eq!(explanation.residents.iter().map(|group| group.bytes).sum::<Bytes>(), explanation.peak_bytes);
     for remedy in &explanation.remedies {
         assert_eq!(remedy.peak_bytes + remedy.freed_bytes, explanation.peak_bytes);
@@ -47,11 +48,11 @@ fn explain(trace: &StepTrace, costs: &Costs, device: &Device, allocator: Allocat
 
 /// Every planner, for a budget that may or may not be reached.
 fn plan(trace: &StepTrace, costs: &Costs, stats: &StepStats, allocator: Allocator) {
-    let problem = Problem::new(trace, costs, Limits { allocator, ..Limits::default() }).unwrap();
+    let problem = Problem::new(trace.clone(), costs.clone(), Limits { allocator, ..Limits::default() }).unwrap();
     assert_eq!(problem.record(&[]).peak().map_or(problem.baseline().peak, |(_, peak)| peak), problem.baseline().peak);
     let budget = Bytes(problem.baseline().peak.0 / 10 * 9);
     for outcome in [problem.exact(budget), problem.greedy(budget)] {
-        let Outcome::Planned(solution) = outcome else { continue };
+        let Outcome { verdict: Verdict::Planned, solution } = outcome else { continue };
         assert!(solution.replayed.peak <= budget);
         let document = PlanDocument::new(&problem, &solution, budget, "h100");
         assert_eq!(document.checkpoints(trace, problem.regions()).unwrap(), solution.checkpoints);

@@ -1,8 +1,10 @@
 use std::path::PathBuf;
 
+use crate::options::{self, Named};
 use crate::{
-    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Optimizer, Options, Origin, Target,
+    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Optimizer, Options, Origin, Planner, Target,
 };
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
@@ -84,14 +86,14 @@ pub(crate) struct SourceArguments {
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     seq: Option<u64>,
     /// Type of parameters and activations [default: the model's own]
-    #[arg(long, value_enum)]
-    dtype: Option<DtypeName>,
+    #[arg(long, value_name = "DTYPE", value_parser = named(options::DTYPES))]
+    dtype: Option<Dtype>,
     /// Optimizer, in PyTorch's foreach implementation [default: adam]
-    #[arg(long, value_enum)]
-    optimizer: Option<OptimizerName>,
+    #[arg(long, value_name = "OPTIMIZER", value_parser = named(options::OPTIMIZERS))]
+    optimizer: Option<Optimizer>,
     /// Attention kernel [default: auto]
-    #[arg(long, value_enum)]
-    attention: Option<AttentionName>,
+    #[arg(long, value_name = "ATTENTION", value_parser = named(options::ATTENTION))]
+    attention: Option<AttentionKernel>,
     /// Number of layers.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     layers: Option<u64>,
@@ -107,6 +109,16 @@ pub(crate) struct SourceArguments {
     /// Vocabulary (seed-transformer only).
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     vocab: Option<u64>,
+}
+
+/// Where times come from; without a rule, they are measured.
+type Cost = Option<CostRule>;
+
+/// One of the values that an option can be.
+fn named<T: Copy + Send + Sync + 'static>(known: &'static [Named<T>]) -> impl TypedValueParser<Value = T> {
+    let values = known.iter().map(|known| PossibleValue::new(known.name).help(known.help));
+    // No other name comes through.
+    PossibleValuesParser::new(values).map(|name| options::find(known, &name).unwrap_or(known[0].value))
 }
 
 fn count(text: &str) -> Result<u64, String> {
@@ -134,12 +146,9 @@ impl SourceArguments {
     /// The options, with those that are not given as a plan's facts have them.
     pub(crate) fn options_like(&self, facts: &[(String, String)]) -> Options {
         let origin = Origin::from_facts("", facts);
-        fn named<T: ValueEnum>(name: Option<&String>) -> Option<T> {
-            T::from_str(name?, false).ok()
-        }
         let given = self.options();
-        let optimizer = || named::<OptimizerName>(origin.optimizer.as_ref()).map(Optimizer::from);
-        let attention = || named::<AttentionName>(origin.attention.as_ref()).map(AttentionKernel::from);
+        let optimizer = || options::find(options::OPTIMIZERS, origin.optimizer.as_deref()?);
+        let attention = || options::find(options::ATTENTION, origin.attention.as_deref()?);
         Options {
             batch: given.batch.or(origin.batch),
             seq: given.seq.or(origin.seq),
@@ -154,9 +163,9 @@ impl SourceArguments {
         Options {
             batch: self.batch,
             seq: self.seq,
-            dtype: self.dtype.map(Dtype::from),
-            optimizer: self.optimizer.map(Optimizer::from),
-            attention: self.attention.map(AttentionKernel::from),
+            dtype: self.dtype,
+            optimizer: self.optimizer,
+            attention: self.attention,
             layers: self.layers,
             dropout: self.dropout,
             dim: self.dim,
@@ -169,7 +178,7 @@ impl SourceArguments {
 #[derive(Args)]
 pub(crate) struct DeviceArguments {
     /// The device that the time is for; `rematic devices` lists them.
-    #[arg(long, value_name = "NAME", default_value = "h100")]
+    #[arg(long, value_name = "NAME", default_value = options::DEVICE)]
     pub(crate) device: String,
     /// A file with more devices, in the format of the built-in list.
     #[arg(long, value_name = "FILE")]
@@ -196,27 +205,26 @@ pub(crate) struct StepArguments {
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
     /// How an operator's time is estimated.
-    #[arg(long, value_enum, default_value = "physical")]
-    cost: CostName,
+    #[arg(long, value_name = "COST", value_parser = named(options::COSTS), default_value = options::COST)]
+    cost: Cost,
     /// With --cost measured: the table of measured times.
     #[arg(long, value_name = "FILE")]
     cost_table: Option<PathBuf>,
     /// How memory is rounded [default: cuda; cpu for a step that was captured on the CPU]
-    #[arg(long, value_enum)]
-    allocator: Option<AllocatorName>,
+    #[arg(long, value_name = "ALLOCATOR", value_parser = named(options::ALLOCATORS))]
+    allocator: Option<Allocator>,
 }
 
 impl StepArguments {
     pub(crate) fn target(&self) -> Result<Target, Error> {
         let cost = match (self.cost, &self.cost_table) {
-            (CostName::Measured, Some(table)) => CostSource::table(table)?,
-            (CostName::Measured, None) => return Err(Error::NoTable),
-            (_, Some(_)) => return Err(Error::UnusedTable),
-            (CostName::Physical, None) => CostSource::Rule(CostRule::Physical),
-            (CostName::Torch, None) => CostSource::Rule(CostRule::Torch),
+            (None, Some(table)) => CostSource::table(table)?,
+            (None, None) => return Err(Error::NoTable),
+            (Some(_), Some(_)) => return Err(Error::UnusedTable),
+            (Some(rule), None) => CostSource::Rule(rule),
         };
         let mut target = Target::find(&self.device.device, self.device.device_file.as_deref(), cost)?;
-        target.allocator = self.allocator.map(Allocator::from);
+        target.allocator = self.allocator;
         Ok(target)
     }
 }
@@ -281,8 +289,8 @@ pub(crate) struct PlanArguments {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) budget: Bytes,
     /// How to plan.
-    #[arg(long, value_enum, default_value = "exact")]
-    pub(crate) planner: PlannerName,
+    #[arg(long, value_name = "PLANNER", value_parser = named(options::PLANNERS), default_value = options::PLANNER)]
+    pub(crate) planner: Planner,
     /// With --planner milp: stop at a plan proved to be at most this share slower than the best [default: 0]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true, value_parser = probability)]
     pub(crate) gap: Option<f64>,
@@ -302,7 +310,7 @@ pub(crate) struct CurveArguments {
     #[command(flatten)]
     pub(crate) limits: LimitArguments,
     /// Number of budgets.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 50, value_parser = points)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = options::POINTS, value_parser = points)]
     pub(crate) points: u32,
 }
 
@@ -336,7 +344,7 @@ pub(crate) struct ReportArguments {
     #[arg(long, value_name = "FILE")]
     pub(crate) plan: Option<PathBuf>,
     /// Where to write.
-    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+    #[arg(short, long, value_name = "FILE", default_value = options::PAGE)]
     pub(crate) output: PathBuf,
     /// Also write the step under the plan for Perfetto or chrome://tracing: operators by phase, and memory.
     #[arg(long, value_name = "FILE")]
@@ -344,16 +352,6 @@ pub(crate) struct ReportArguments {
     /// Also write the step under the plan as a table: a row per operator, with the memory after it.
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PlannerName {
-    /// The least recomputation under which the replayed step fits, with a proved bound
-    Exact,
-    /// The most bytes per time first: the baseline
-    Greedy,
-    /// Torch's sac_milp: its memory model and fitted curves, solved to the optimum
-    Milp,
 }
 
 #[derive(Args)]
@@ -364,98 +362,4 @@ pub(crate) struct DevicesArguments {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum DtypeName {
-    /// 32-bit floats
-    Fp32,
-    /// bfloat16
-    Bf16,
-    /// 16-bit floats
-    Fp16,
-}
-
-impl From<DtypeName> for Dtype {
-    fn from(name: DtypeName) -> Dtype {
-        match name {
-            DtypeName::Fp32 => Dtype::F32,
-            DtypeName::Bf16 => Dtype::Bf16,
-            DtypeName::Fp16 => Dtype::F16,
-        }
-    }
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum OptimizerName {
-    /// Adam without weight decay
-    Adam,
-    /// AdamW with decoupled weight decay
-    #[value(name = "adamw")]
-    AdamW,
-    /// Plain gradient descent
-    Sgd,
-    /// Gradient descent with momentum
-    SgdMomentum,
-}
-
-impl From<OptimizerName> for Optimizer {
-    fn from(name: OptimizerName) -> Optimizer {
-        match name {
-            OptimizerName::Adam => Optimizer::Adam,
-            OptimizerName::AdamW => Optimizer::AdamW,
-            OptimizerName::Sgd => Optimizer::Sgd,
-            OptimizerName::SgdMomentum => Optimizer::SgdMomentum,
-        }
-    }
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum AttentionName {
-    /// What PyTorch picks on CUDA
-    Auto,
-    /// Flash attention; half precision only
-    Flash,
-    /// The memory-efficient kernel; no grouped heads
-    Efficient,
-    /// Plain matrix products and softmax
-    Math,
-}
-
-impl From<AttentionName> for AttentionKernel {
-    fn from(name: AttentionName) -> AttentionKernel {
-        match name {
-            AttentionName::Auto => AttentionKernel::Auto,
-            AttentionName::Flash => AttentionKernel::Flash,
-            AttentionName::Efficient => AttentionKernel::Efficient,
-            AttentionName::Math => AttentionKernel::Math,
-        }
-    }
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum CostName {
-    /// Roofline with dense peaks and measured matmul efficiency
-    Physical,
-    /// What torch's RuntimeEstimator computes, for comparison with it
-    Torch,
-    /// Times from --cost-table, and physical for operators that are not in it
-    Measured,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum AllocatorName {
-    /// 512-byte blocks, as CUDA's caching allocator
-    Cuda,
-    /// As requested
-    Cpu,
-}
-
-impl From<AllocatorName> for Allocator {
-    fn from(name: AllocatorName) -> Allocator {
-        match name {
-            AllocatorName::Cuda => Allocator::Cuda,
-            AllocatorName::Cpu => Allocator::Cpu,
-        }
-    }
 }

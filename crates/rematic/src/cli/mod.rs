@@ -13,7 +13,7 @@ use std::path::Path;
 use clap::Parser;
 use owo_colors::OwoColorize;
 
-use crate::{Devices, Error, ExplanationReport, Limits, SavedReport, Source, StepReport, StepTrace, Target, visible};
+use crate::{Devices, Error, ExplanationReport, Limits, SavedReport, Source, StepTrace, Study, Target, visible};
 use arguments::{Arguments, DevicesArguments, ExplainArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
 use terminal::{Warnings, style};
 
@@ -79,18 +79,17 @@ fn trace(arguments: &TraceArguments) -> Result<String, Failure> {
 
 fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
     let target = arguments.step.target()?;
-    let report = StepReport::new(read(&arguments.step.source)?, &target)?;
-    let report = report.stats();
+    let study = Study::of_calls(read(&arguments.step.source)?, target)?;
+    let report = study.stats();
     Ok(if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) })
 }
 
 fn explain(arguments: &ExplainArguments) -> Result<String, Failure> {
     let target = Target { ranks: arguments.world_size.into(), ..arguments.step.target()? };
-    let trace = read(&arguments.step.source)?;
-    let costs = target.costs(&trace)?;
-    let explanation = target.explain(&trace, &costs, Limits::default())?;
-    let measured = costs.measurements();
-    let report = ExplanationReport { explanation: &explanation, device: &target.device.product, measured };
+    let study = Study::new(read(&arguments.step.source)?, target, Limits::default())?;
+    let explanation = study.explain()?;
+    let measured = study.costs().measurements();
+    let report = ExplanationReport { explanation: &explanation, device: &study.target().device.product, measured };
     Ok(if arguments.json { report.json() } else { report.text(style(&std::io::stdout())) })
 }
 

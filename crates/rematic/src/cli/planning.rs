@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::arguments::{CurveArguments, Language, LimitArguments, PlanArguments, PlannerName, ReplayArguments};
+use super::arguments::{CurveArguments, Language, LimitArguments, PlanArguments, ReplayArguments};
 use super::{Answer, Failure, Warnings, read, style};
-use crate::{Bytes, Error, Fit, Limits, MilpSettings, PlanAnswer, PlanDocument, Planner, StepTrace, plan_python};
+use crate::{Bytes, Error, Limits, MilpSettings, PlanAnswer, PlanDocument, Planner, Study, Verdict, plan_python};
 
 /// The exit code of a step that cannot be made to fit.
 pub(crate) const INFEASIBLE: u8 = 3;
@@ -22,10 +22,10 @@ pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answ
     if let Some(warning) = target.budget_warning(arguments.budget) {
         warnings.warn(&warning);
     }
-    let found = target.plan(&trace, limits(&arguments.limits), planner, arguments.budget)?;
-    let document = (found.fit != Fit::Infeasible).then_some(&found.document);
+    let found = Study::new(trace, target, limits(&arguments.limits))?.plan(planner, arguments.budget)?;
+    let document = (found.verdict != Verdict::Infeasible).then_some(&found.document);
     write(arguments, document, warnings)?;
-    Ok(emitted(arguments.emit, document, answer(&found, &trace, arguments.limits.json)))
+    Ok(emitted(arguments.emit, document, answer(&found, arguments.limits.json)))
 }
 
 /// The plan as code in place of the answer in words. Where there is none, the words are no code, and go to the error
@@ -44,13 +44,8 @@ fn emitted(language: Option<Language>, document: Option<&PlanDocument>, answer: 
 }
 
 fn planner(arguments: &PlanArguments) -> Result<Planner, Error> {
-    let planner = match arguments.planner {
-        PlannerName::Exact => Planner::Exact,
-        PlannerName::Greedy => Planner::Greedy,
-        PlannerName::Milp => Planner::Milp(MilpSettings::default()),
-    };
     let time_limit = arguments.time_limit.map(Duration::from_secs);
-    planner.with(MilpSettings { gap: arguments.gap, time_limit })
+    arguments.planner.with(MilpSettings { gap: arguments.gap, time_limit })
 }
 
 /// Writes the plan if a file was asked for. Where there is none, the file is missing, or an old one: somebody might use
@@ -68,19 +63,20 @@ pub(crate) fn limits(arguments: &LimitArguments) -> Limits {
     Limits { only: arguments.only.clone(), never: arguments.never.clone(), whole: arguments.whole, ..Limits::default() }
 }
 
-fn answer(found: &PlanAnswer, trace: &StepTrace, json: bool) -> Answer {
-    let text = if json { found.json(trace) } else { found.text(trace, style(&std::io::stdout())) };
-    Answer { text, code: if found.fit == Fit::Infeasible { INFEASIBLE } else { 0 } }
+fn answer(found: &PlanAnswer, json: bool) -> Answer {
+    let text = if json { found.json() } else { found.text(style(&std::io::stdout())) };
+    Answer { text, code: if found.verdict == Verdict::Infeasible { INFEASIBLE } else { 0 } }
 }
 
 pub(crate) fn curve(arguments: &CurveArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let target = arguments.limits.target()?;
     let trace = read(&arguments.limits.step.source)?;
+    let study = Study::new(trace, target, limits(&arguments.limits))?;
     let bar = progress_bar(arguments.points.into(), warnings);
-    let found = target.curve(&trace, limits(&arguments.limits), arguments.points as usize, || bar.inc(1));
+    let found = study.curve(arguments.points as usize, || bar.inc(1));
     bar.finish_and_clear();
     let found = found?;
-    let report = found.report(&trace.origin.model);
+    let report = found.report(&study.trace().origin.model);
     let text = if arguments.limits.json { report.json() } else { report.text(style(&std::io::stdout())) };
     Ok(Answer { text, code: 0 })
 }
@@ -105,8 +101,8 @@ pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
     if arguments.limits.world_size.is_none() {
         target.ranks = document.world_size;
     }
-    let found = target.replay(&trace, limits(&arguments.limits), document)?;
-    let mut answer = emitted(arguments.emit, Some(&found.document), answer(&found, &trace, arguments.limits.json));
+    let found = Study::new(trace, target, limits(&arguments.limits))?.replay(&document)?;
+    let mut answer = emitted(arguments.emit, Some(&found.document), answer(&found, arguments.limits.json));
     if found.replayed.peak > found.document.budget_bytes {
         answer.code = INFEASIBLE;
     }

@@ -7,12 +7,11 @@ use std::path::Path;
 use super::arguments::ReportArguments;
 use super::planning::{INFEASIBLE, limits, progress_bar};
 use super::{Answer, Failure, Warnings, read};
+use crate::options::POINTS;
 use crate::{
-    BUILTIN, ChromeTrace, Error, PageAnswer, PageOptions, PlanDocument, SavedPage, Source, StepTrace, timeline_csv,
+    BUILTIN, ChromeTrace, Error, PageAnswer, PageOptions, PlanDocument, SavedPage, Source, StepTrace, Study,
+    timeline_csv,
 };
-
-/// Budgets that the page has plans for.
-const POINTS: usize = 50;
 
 pub(crate) fn report(arguments: &ReportArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let mut target = arguments.limits.target()?;
@@ -24,18 +23,19 @@ pub(crate) fn report(arguments: &ReportArguments, warnings: Warnings) -> Result<
     if let Some(warning) = arguments.budget.and_then(|budget| target.budget_warning(budget)) {
         warnings.warn(&warning);
     }
-    let bar = progress_bar(POINTS as u64, warnings);
-    let options = PageOptions { budget: arguments.budget, plan, points: POINTS };
-    let found = target.page(&trace, limits, options, || bar.inc(1));
+    let study = Study::new(trace, target, limits)?;
+    let bar = progress_bar(POINTS.into(), warnings);
+    let options = PageOptions { budget: arguments.budget, plan, points: POINTS as usize };
+    let found = study.page(options, || bar.inc(1));
     bar.finish_and_clear();
-    let found = found?;
-    let PageAnswer { html, document, recording, costs } = &found;
+    let PageAnswer { html, document, recording } = &found?;
+    let (trace, costs) = (study.trace(), study.costs());
     write(&arguments.output, |file| file.write_all(html.as_bytes()))?;
     if let Some(path) = &arguments.chrome_trace {
-        write(path, |file| ChromeTrace { trace: &trace, costs, recording }.write(file))?;
+        write(path, |file| ChromeTrace { trace, costs, recording }.write(file))?;
     }
     if let Some(path) = &arguments.csv {
-        write(path, |file| timeline_csv(&trace, costs, recording, file))?;
+        write(path, |file| timeline_csv(trace, costs, recording, file))?;
     }
     let saved = SavedPage {
         file: &arguments.output,

@@ -1,4 +1,4 @@
-use rematic_trace::{Bytes, Millis};
+use rematic_trace::{Bytes, Millis, Verdict};
 
 use super::super::remedy::{Proposal, RemedyKind};
 use super::super::scenario::Change;
@@ -45,11 +45,10 @@ fn cheap(step: &Step<'_>, limit: Millis) -> Option<Solution> {
     }
     for try_number in 0..TRIES {
         let budget = high + (peak - high) / TRIES * try_number;
-        let solution = match step.problem.exact(Bytes(budget)) {
-            Outcome::Planned(solution) => solution,
-            Outcome::Infeasible(infeasible) => infeasible.least,
-            Outcome::Fits => return None,
-        };
+        let Outcome { verdict, solution } = step.problem.exact(Bytes(budget));
+        if verdict == Verdict::Fits {
+            return None;
+        }
         if solution.replayed.recompute <= limit {
             return Some(solution);
         }

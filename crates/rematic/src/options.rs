@@ -1,0 +1,82 @@
+//! What can be chosen by name, and what is chosen where nothing is said: one list for the command and for Python.
+
+use rematic_cost::CostRule;
+use rematic_fake::{AttentionKernel, Optimizer};
+use rematic_replay::Allocator;
+use rematic_trace::Dtype;
+
+use crate::planning::{MilpSettings, Planner};
+
+/// The device that times are for.
+pub const DEVICE: &str = "h100";
+/// How many budgets a curve and a page have plans for.
+pub const POINTS: u32 = 50;
+/// Where a page is written.
+pub const PAGE: &str = "report.html";
+/// Where the time of an operator comes from.
+pub const COST: &str = "physical";
+/// How to plan.
+pub const PLANNER: &str = "exact";
+
+/// Something that an option can be.
+#[derive(Clone, Copy, Debug)]
+pub struct Named<T> {
+    /// What it is called.
+    pub name: &'static str,
+    /// What it stands for.
+    pub value: T,
+    /// What it means.
+    pub help: &'static str,
+}
+
+const fn named<T>(name: &'static str, value: T, help: &'static str) -> Named<T> {
+    Named { name, value, help }
+}
+
+/// What a name stands for.
+#[must_use]
+pub fn find<T: Copy>(known: &[Named<T>], name: &str) -> Option<T> {
+    known.iter().find(|known| known.name == name).map(|known| known.value)
+}
+
+/// `planner`.
+pub const PLANNERS: &[Named<Planner>] = &[
+    named(PLANNER, Planner::Exact, "The least recomputation under which the replayed step fits, with a proved bound"),
+    named("greedy", Planner::Greedy, "The most bytes per time first: the baseline"),
+    named(
+        "milp",
+        Planner::Milp(MilpSettings { gap: None, time_limit: None }),
+        "Torch's sac_milp: its memory model and fitted curves, solved to the optimum",
+    ),
+];
+/// `cost`; without a rule, times are measured.
+pub const COSTS: &[Named<Option<CostRule>>] = &[
+    named(COST, Some(CostRule::Physical), "Roofline with dense peaks and measured matmul efficiency"),
+    named("torch", Some(CostRule::Torch), "What torch's RuntimeEstimator computes, for comparison with it"),
+    named("measured", None, "Times from --cost-table, and physical for operators that are not in it"),
+];
+/// `allocator`.
+pub const ALLOCATORS: &[Named<Allocator>] = &[
+    named("cuda", Allocator::Cuda, "512-byte blocks, as CUDA's caching allocator"),
+    named("cpu", Allocator::Cpu, "As requested"),
+];
+/// `optimizer`.
+pub const OPTIMIZERS: &[Named<Optimizer>] = &[
+    named("adam", Optimizer::Adam, "Adam without weight decay"),
+    named("adamw", Optimizer::AdamW, "AdamW with decoupled weight decay"),
+    named("sgd", Optimizer::Sgd, "Plain gradient descent"),
+    named("sgd-momentum", Optimizer::SgdMomentum, "Gradient descent with momentum"),
+];
+/// `attention`.
+pub const ATTENTION: &[Named<AttentionKernel>] = &[
+    named("auto", AttentionKernel::Auto, "What PyTorch picks on CUDA"),
+    named("flash", AttentionKernel::Flash, "Flash attention; half precision only"),
+    named("efficient", AttentionKernel::Efficient, "The memory-efficient kernel; no grouped heads"),
+    named("math", AttentionKernel::Math, "Plain matrix products and softmax"),
+];
+/// `dtype`.
+pub const DTYPES: &[Named<Dtype>] = &[
+    named("fp32", Dtype::F32, "32-bit floats"),
+    named("bf16", Dtype::Bf16, "bfloat16"),
+    named("fp16", Dtype::F16, "16-bit floats"),
+];

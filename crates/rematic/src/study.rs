@@ -1,0 +1,139 @@
+use std::borrow::Cow;
+use std::sync::{Arc, OnceLock};
+
+use rematic_cost::Costs;
+use rematic_layout::even_shards;
+use rematic_plan::{Explanation, Limits, PlanDocument, PlanError, Problem, Solution};
+use rematic_replay::{Allocator, Timeline};
+use rematic_report::StatsReport;
+use rematic_torch::StepStats;
+use rematic_trace::{Bytes, Millis, StepTrace};
+
+use crate::error::Error;
+use crate::target::Target;
+
+/// A step on a target, with all that is worked out about it: each thing once, when it is first asked for. Every verb asks it.
+pub struct Study {
+    pub(crate) target: Target,
+    /// The step as it was given.
+    pub(crate) whole: Arc<StepTrace>,
+    /// The step of one rank.
+    pub(crate) trace: Arc<StepTrace>,
+    pub(crate) costs: Arc<Costs>,
+    pub(crate) limits: Limits,
+    problem: OnceLock<Problem>,
+    statistics: OnceLock<Statistics>,
+}
+
+/// What is said of every module of the whole step.
+pub(crate) struct Statistics {
+    pub(crate) timeline: Timeline,
+    pub(crate) stats: StepStats,
+}
+
+impl Study {
+    /// A step on a target. The allocator of the limits is the target's, whatever they say.
+    ///
+    /// # Errors
+    /// If the step cannot be spread over the target's ranks, or cannot be costed there.
+    pub fn new(step: impl Into<Arc<StepTrace>>, target: Target, limits: Limits) -> Result<Self, Error> {
+        let whole = step.into();
+        let ranks = target.ranks;
+        let trace = match even_shards(&whole, ranks).map_err(|why| PlanError::Ranks { ranks, why })? {
+            Cow::Borrowed(_) => Arc::clone(&whole),
+            Cow::Owned(trace) => Arc::new(trace),
+        };
+        let costs = Arc::new(target.costs(&trace)?);
+        let limits = Limits { allocator: target.allocator(&trace), ..limits };
+        let (problem, statistics) = (OnceLock::new(), OnceLock::new());
+        Ok(Study { target, whole, trace, costs, limits, problem, statistics })
+    }
+
+    /// A step whose statistics are wanted. Torch's tools see calls through module hooks; where times are not torch's, whole
+    /// calls count.
+    ///
+    /// # Errors
+    /// As [`Study::new`].
+    pub fn of_calls(step: StepTrace, target: Target) -> Result<Self, Error> {
+        let step = if target.cost.is_torch() { step } else { step.with_whole_calls() };
+        Study::new(step, target, Limits::default())
+    }
+
+    /// The step of one rank.
+    #[must_use]
+    pub fn trace(&self) -> &Arc<StepTrace> {
+        &self.trace
+    }
+
+    /// What its operators cost.
+    #[must_use]
+    pub fn costs(&self) -> &Arc<Costs> {
+        &self.costs
+    }
+
+    /// What it is for.
+    #[must_use]
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// What may be planned.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// What can be planned.
+    ///
+    /// # Errors
+    /// If the limits leave nothing to plan, or are cancelled.
+    pub fn problem(&self) -> Result<&Problem, Error> {
+        if let Some(problem) = self.problem.get() {
+            return Ok(problem);
+        }
+        let made = || Problem::new(Arc::clone(&self.trace), Arc::clone(&self.costs), self.limits.clone());
+        let problem = self.limits.cancel.catch(made)??;
+        Ok(self.problem.get_or_init(|| problem))
+    }
+
+    /// Why the step peaks where it does, and what brings the peak down.
+    ///
+    /// # Errors
+    /// As [`Study::problem`].
+    pub fn explain(&self) -> Result<Explanation, Error> {
+        let problem = self.problem()?;
+        Ok(self.limits.cancel.catch(|| Explanation::new(problem, &self.whole, &self.target.device))?)
+    }
+
+    /// What `rematic stats` says about the whole step.
+    #[must_use]
+    pub fn stats(&self) -> StatsReport<'_> {
+        let Statistics { timeline, stats } = self.statistics();
+        StatsReport { trace: &self.whole, timeline, costs: &self.costs, stats, device: &self.target.device }
+    }
+
+    pub(crate) fn statistics(&self) -> &Statistics {
+        self.statistics.get_or_init(|| {
+            let timeline = Timeline::replay(&self.whole, self.allocator());
+            let stats = StepStats::new(&self.whole, &timeline, &self.costs);
+            Statistics { timeline, stats }
+        })
+    }
+
+    pub(crate) fn allocator(&self) -> Allocator {
+        self.limits.allocator
+    }
+
+    pub(crate) fn document(&self, problem: &Problem, solution: &Solution, budget: Bytes) -> PlanDocument {
+        PlanDocument::new(problem, solution, budget, &self.target.device.name)
+    }
+
+    /// A plan from a document, with what the replay says about it here.
+    pub(crate) fn replayed(problem: &Problem, document: &PlanDocument, budget: Bytes) -> Result<Solution, Error> {
+        let (_, checkpoints) = document.for_step(problem.trace(), problem.regions())?;
+        let replayed = problem.replay(&checkpoints);
+        let bound = problem.lower_bound(budget).unwrap_or(Millis(0.0));
+        let lower_bound = Millis(bound.0.min(replayed.recompute.0));
+        Ok(Solution { checkpoints, replayed, lower_bound })
+    }
+}
