@@ -201,7 +201,7 @@ def test_what_cannot_be_planned_is_refused(small):
     refused(rematic.PlanError, [f"world_size is {2**40}"], plan, small, "1GiB", planner="milp", world_size=2**40)
     refused(rematic.RematicError, ["cost is `guess`; give physical, torch or measured"], plan, small, "1GiB", cost="guess")
     refused(rematic.RematicError, ["need a table", "give it as cost_table"], plan, small, "1GiB", cost="measured")
-    refused(rematic.PlanError, ["only nothing* matches no module"], plan, small, "1GiB", only="nothing*")
+    refused(rematic.PlanError, ['only="nothing*" matches no module'], plan, small, "1GiB", only="nothing*")
     refused(rematic.PlanError, ["world_size is 0"], plan, small, "1GiB", world_size=0)
 
 

@@ -9,7 +9,7 @@ use std::io::Read;
 use std::path::Path;
 
 use rematic_replay::{Checkpoint, Region, Regions};
-use rematic_trace::{Bytes, FileAction, Millis, OpId, StepTrace};
+use rematic_trace::{Bytes, Decision, FileAction, Millis, OpId, StepTrace};
 use serde::{Deserialize, Serialize};
 
 use crate::{Problem, Solution};
@@ -28,16 +28,6 @@ const START: u64 = 4096;
 /// The most of a file that is read. A plan for the two million operators that a step may have takes half of it.
 const TEXT_LIMIT: u64 = 512 << 20;
 
-/// What is done with an operator's output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Choice {
-    /// Kept between forward and backward.
-    Save,
-    /// Made again in backward.
-    Recompute,
-}
-
 /// One operator of a planned region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -47,7 +37,7 @@ pub struct PlannedOp {
     /// Its name with overload.
     pub op: String,
     /// What is done with its output.
-    pub decision: Choice,
+    pub decision: Decision,
 }
 
 /// One region that is checkpointed.
@@ -264,7 +254,7 @@ impl PlanDocument {
             let found = region.contains(id).then(|| trace.op_name(trace.op(id)));
             match (expected, found) {
                 (Some(expected), Some(found)) if expected.op == found => {
-                    if expected.decision == Choice::Save {
+                    if expected.decision == Decision::Save {
                         saved.push(id);
                     }
                 }
@@ -308,6 +298,10 @@ fn check_body(path: &Path, place: &str, times: [Millis; 3], regions: &[PlannedRe
             let (module, call) = (region.module.clone(), region.call);
             return Err(DocumentError::Duplicate { path: path.to_owned(), module, call });
         }
+        if let Some(op) = region.policy.iter().find(|op| op.decision == Decision::Offload) {
+            let (module, op, index) = (region.module.clone(), op.op.clone(), op.index);
+            return Err(DocumentError::Offload { path: path.to_owned(), module, index, op });
+        }
         if let Some((expected, op)) = region.policy.iter().enumerate().find(|(expected, op)| op.index != *expected) {
             let (module, found) = (region.module.clone(), op.index);
             return Err(DocumentError::OpNumber { path: path.to_owned(), module, expected, found });
@@ -349,7 +343,7 @@ fn planned_region(problem: &Problem, checkpoint: &Checkpoint) -> PlannedRegion {
             .map(|(index, op)| PlannedOp {
                 index,
                 op: trace.op_name(trace.op(op)).to_owned(),
-                decision: if is_saved(&op) { Choice::Save } else { Choice::Recompute },
+                decision: if is_saved(&op) { Decision::Save } else { Decision::Recompute },
             })
             .collect(),
     }

@@ -20,9 +20,7 @@ mod replayed;
 mod selection;
 
 pub use cancel::Cancel;
-pub use document::{
-    Choice, DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedOp, PlannedRegion,
-};
+pub use document::{DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedOp, PlannedRegion};
 pub use error::PlanError;
 pub use explanation::{
     CategoryBytes, Explanation, Place, Remedy, RemedyKind, ResidentGroup, Together, resident_groups,

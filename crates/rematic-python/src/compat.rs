@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use pyo3::prelude::*;
 use rematic::{Bytes, Cancel, Millis, MilpOptions, MilpOutcome, ModuleGraph, milp};
-use rematic_torch::{Decision, GraphModule, GraphTradeoff, SacStats, TorchError};
+use rematic_torch::{GraphModule, GraphTradeoff, SacStats, TorchError};
+use rematic_trace::Decision;
 
 use crate::error::{PlanError as PlanException, exception};
 use crate::work::interruptible;

@@ -6,7 +6,7 @@ use pyo3::types::PyDict;
 use rematic::{
     Bytes, Error, Origin, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Target, Verdict, variants_text,
 };
-use rematic_plan::Choice;
+use rematic_trace::Decision;
 
 use crate::device::{DeviceName, no_budget_for_host};
 use crate::error::{exception, infeasible, warn};
@@ -127,7 +127,7 @@ pub(crate) fn regions(planned: &[rematic_plan::PlannedRegion]) -> Vec<Region> {
         discard: region.discard,
         freed: region.freed_bytes.0,
         recompute_ms: region.recompute_ms.0,
-        policy: region.policy.iter().map(|op| (op.op.clone(), op.decision == Choice::Save)).collect(),
+        policy: region.policy.iter().map(|op| (op.op.clone(), op.decision == Decision::Save)).collect(),
     };
     planned.iter().map(region).collect()
 }

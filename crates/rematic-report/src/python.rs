@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use rematic_plan::{Choice, PlanDocument, PlannedRegion};
-use rematic_trace::Millis;
+use rematic_plan::{PlanDocument, PlannedRegion};
+use rematic_trace::{Decision, Millis};
 
 const HEAD: &str = include_str!("python/head.py");
 const POLICIES: &str = include_str!("python/policies.py");
@@ -29,7 +29,7 @@ const INDENT: &str = "    ";
 #[must_use]
 pub fn plan_python(plan: &PlanDocument) -> String {
     let mut text = HEAD.to_owned() + "\n" + &about(plan) + POLICIES;
-    let mut policies: HashMap<Vec<(&str, Choice)>, usize> = HashMap::new();
+    let mut policies: HashMap<Vec<(&str, Decision)>, usize> = HashMap::new();
     let mut places: HashMap<(usize, usize), usize> = HashMap::new();
     // Regions with one policy, in the order in which the policies come.
     let mut rows: Vec<(usize, usize, Vec<String>)> = Vec::new();
@@ -97,10 +97,7 @@ fn about(plan: &PlanDocument) -> String {
 fn policy_list(number: usize, region: &PlannedRegion) -> String {
     let mut text = format!("POLICY_{number} = [\n");
     for run in region.policy.chunk_by(|a, b| a.decision == b.decision) {
-        let verb = match run[0].decision {
-            Choice::Save => "save",
-            Choice::Recompute => "recompute",
-        };
+        let verb = run[0].decision.word();
         let names: Vec<String> = run.iter().map(|op| literal(&op.op)).collect();
         let line = format!("{INDENT}*{verb}({}),\n", names.join(", "));
         if line.len() <= WIDTH {

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use rematic_plan::{Choice, PlanDocument, PlannedRegion};
+use rematic_plan::{PlanDocument, PlannedRegion};
 use rematic_replay::Ran;
-use rematic_trace::{Bytes, Millis, StepTrace, any_layer, short};
+use rematic_trace::{Bytes, Decision, Millis, StepTrace, any_layer, short};
 use serde::Serialize;
 
 use crate::shorten::Shorten;
@@ -31,7 +31,7 @@ pub(crate) struct RegionJson<'a> {
 #[derive(Serialize)]
 pub(crate) struct OpJson<'a> {
     op: &'a str,
-    decision: Choice,
+    decision: Decision,
 }
 
 /// The decisions of a region.
@@ -165,7 +165,7 @@ pub(crate) fn inner(path: &str) -> &str {
 /// The operators that a region saves, each name once.
 fn saves(region: &PlannedRegion) -> String {
     let mut saved: Vec<&str> =
-        region.policy.iter().filter(|op| op.decision == Choice::Save).map(|op| short(&op.op)).collect();
+        region.policy.iter().filter(|op| op.decision == Decision::Save).map(|op| short(&op.op)).collect();
     saved.sort_unstable();
     saved.dedup();
     if saved.is_empty() { "nothing".to_owned() } else { saved.join(", ") }

@@ -48,7 +48,7 @@ pub use graph::{GraphModule, GraphTradeoff, ModuleGraph};
 pub use groups::{Fate, OpGroup, OpGroups};
 pub use milp::{MilpChoice, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, milp};
 pub use order::{GreedyOrder, Msps};
-pub use policy::{Decision, nearest_policy, optimal_policy};
+pub use policy::{nearest_policy, optimal_policy};
 pub use sac_region::{ALWAYS_SKIPPED, SacFacts, SacRegion};
 pub use sac_stats::SacStats;
 pub use stats::{Baseline, ModuleStats, StepStats};

@@ -12,16 +12,9 @@
 //! the order of time per byte. A pair is dropped if even the rest of the budget filled with fractions of the groups to
 //! come (Dantzig's bound) cannot bring it to what is already known to be reachable.
 
-use crate::{Fate, OpGroups, SacStats, TorchError};
+use rematic_trace::Decision;
 
-/// What to do with an operator's outputs; torch's `SACDecision`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// Drop them after forward, and run the operator again in backward.
-    Recompute = 0,
-    /// Keep them.
-    Save = 1,
-}
+use crate::{Fate, OpGroups, SacStats, TorchError};
 
 /// The policy that keeps at most `fraction` of a region's memory and spends the least time on recomputing, one decision
 /// for each operator. Among equally good ones it keeps the fewest bytes.

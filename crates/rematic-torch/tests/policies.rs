@@ -3,7 +3,8 @@
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::Model;
 use rematic_replay::Allocator;
-use rematic_torch::{Decision, TorchError, Tradeoffs, optimal_policy};
+use rematic_torch::{TorchError, Tradeoffs, optimal_policy};
+use rematic_trace::Decision;
 
 /// Regions of up to 453 operators, with nine shares each.
 #[test]

@@ -38,6 +38,7 @@
 
 mod calls;
 mod collective;
+mod decision;
 mod error;
 mod event;
 mod file;
@@ -56,6 +57,7 @@ mod validate;
 mod verdict;
 
 pub use collective::{Collective, CollectiveKind};
+pub use decision::Decision;
 pub use error::{Fault, FileAction, FileError, InvalidTrace};
 pub use event::Event;
 pub use file::{FORMAT, FORMAT_VERSION};

@@ -4,10 +4,8 @@ use std::collections::HashMap;
 
 use rematic_plan::{Limits, Problem, Replayed, Solution, Writes, nearest_saved};
 use rematic_replay::{Allocator, Checkpoint};
-use rematic_torch::{
-    Decision, MilpOptions, MilpOutcome, MilpPlan, ModuleGraph, TorchError, Tradeoffs, milp, nearest_policy,
-};
-use rematic_trace::{Bytes, Millis};
+use rematic_torch::{MilpOptions, MilpOutcome, MilpPlan, ModuleGraph, TorchError, Tradeoffs, milp, nearest_policy};
+use rematic_trace::{Bytes, Decision, Millis};
 
 use crate::error::Error;
 use crate::planning::{MilpSettings, PlanAnswer};

@@ -98,6 +98,21 @@ pub enum DocumentError {
         /// What it says.
         found: usize,
     },
+    /// A decision that nobody can carry out yet.
+    #[error(
+        "{} moves the output of operator {index} (`{op}`) of `{module}` to the host (offload), which this version cannot do; \
+         plan again", path.display()
+    )]
+    Offload {
+        /// The file.
+        path: PathBuf,
+        /// The module.
+        module: String,
+        /// The operator's position.
+        index: usize,
+        /// Its name.
+        op: String,
+    },
     /// A region that is there twice.
     #[error("{} is not valid: it checkpoints call {call} of `{module}` twice; keep one of them", path.display())]
     Duplicate {

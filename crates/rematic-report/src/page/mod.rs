@@ -9,9 +9,9 @@ mod step;
 use std::collections::HashSet;
 
 use rematic_cost::{Costs, Device};
-use rematic_plan::{Choice, Explanation, PlanDocument, PlannedRegion};
+use rematic_plan::{Explanation, PlanDocument, PlannedRegion};
 use rematic_replay::{Allocator, Checkpoint, Recording, Regions};
-use rematic_trace::{Bytes, Category, Millis, Module, Phase, StepTrace};
+use rematic_trace::{Bytes, Category, Decision, Millis, Module, Phase, StepTrace};
 use serde::Serialize;
 
 use crate::html::escaped;
@@ -95,7 +95,7 @@ impl PlanView {
     ) -> Self {
         let view = |(planned, checkpoint): (&PlannedRegion, &Checkpoint)| {
             let region = &regions.all()[checkpoint.region];
-            let decision = |choice: Choice| if choice == Choice::Save { 's' } else { 'r' };
+            let decision = |decision: Decision| if decision == Decision::Save { 's' } else { 'r' };
             RegionView {
                 module: region.module.index(),
                 start: region.ops.start,

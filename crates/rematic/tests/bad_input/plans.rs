@@ -239,6 +239,17 @@ fn numbers_out_of_range_are_refused() {
 }
 
 #[test]
+fn nothing_moves_outputs_to_the_host_yet() {
+    let first = &plan("exact")["regions"][0];
+    let (module, op) = (first["module"].as_str().unwrap(), first["policy"][2]["op"].as_str().unwrap());
+    refused_change(
+        |plan| plan["regions"][0]["policy"][2]["decision"] = json!("offload"),
+        &[&format!("operator 2 (`{op}`) of `{module}` to the host (offload)"), "plan again"],
+    );
+    refused_change(|plan| plan["regions"][0]["policy"][2]["decision"] = json!("forget"), &["decision"]);
+}
+
+#[test]
 fn operators_are_numbered_in_order() {
     let module = plan("exact")["regions"][0]["module"].as_str().unwrap().to_owned();
     for index in [99, 1_u64 << 40, u64::MAX] {
