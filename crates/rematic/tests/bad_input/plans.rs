@@ -212,7 +212,7 @@ fn wrong_types_are_named_by_their_place() {
     refused_change(|plan| plan["regions"][0]["policy"][2]["index"] = json!("2"), &["regions[0].policy[2].index"]);
     refused_change(
         |plan| plan["regions"][0]["policy"][2]["decision"] = json!("keep"),
-        &["regions[0].policy[2].decision", "`keep`", "`save` or `recompute`"],
+        &["regions[0].policy[2].decision", "`keep`", "expected one of `save`, `recompute`"],
     );
     refused_change(|plan| plan["colour"] = json!(1), &["unknown field `colour`"]);
     refused_change(|plan| drop(plan.as_object_mut().unwrap().remove("regions")), &["missing field `regions`"]);
