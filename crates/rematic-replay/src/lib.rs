@@ -43,6 +43,7 @@
 
 mod action;
 mod allocator;
+mod clock;
 mod history;
 pub mod holder;
 mod ledger;
@@ -59,6 +60,7 @@ mod window;
 
 pub use action::{Action, BufferId, Observer, Ran};
 pub use allocator::{Allocator, CUDA_BLOCK};
+pub use clock::Clock;
 pub use ledger::Ledger;
 pub use module::{ModuleMemory, Pass};
 pub use peak::{Highest, Moment, Peak};

@@ -6,8 +6,8 @@ mod fsdp2;
 use std::process::{Command, Output};
 
 use fsdp2::{HIDDEN, SHARD, WEIGHT};
-use rematic_replay::{Allocator, Timeline};
-use rematic_trace::{Category, StepTrace};
+use rematic_replay::{Allocator, Clock, Ledger, Schedule, Timeline};
+use rematic_trace::{Category, Millis, OpId, StepTrace, StreamId};
 use serde_json::Value;
 
 /// Shares of two weights (256 each), two averages for each (256 each), and the batch (512). The gathered weights are
@@ -58,6 +58,29 @@ fn every_total_is_as_on_paper() {
     let peak = &timeline.peak().snapshot;
     assert_eq!(peak[Category::Parameter].0, 2 * SHARD + WEIGHT);
     assert_eq!((peak[Category::Optimizer].0, peak[Category::Gradient].0), (4 * SHARD, 0));
+}
+
+/// If a collective takes 4 ms and a kernel 1 ms. Forward: the first gather ends at 4 and the first layer at 7, so the second
+/// layer waits for its gather until 8, and forward is over at 13, which hides the gather that backward begins with. The other
+/// one ends at 16, while the second layer runs until 18. Its reduce-scatter ends at 22; the first layer runs from 18 to 21,
+/// waits for it, and packs its gradient until 23; the last reduce-scatter ends at 27, and the optimizer at 28.
+#[test]
+fn every_stream_is_done_as_on_paper() {
+    let trace = fsdp2::step();
+    let time_of = |op: OpId| match trace.op(op) {
+        op if op.collective.is_some() => Millis(4.0),
+        op if op.flags.view => Millis(0.0),
+        _ => Millis(1.0),
+    };
+    let start = Ledger::new(&trace, Allocator::Cpu);
+    let mut clock = Clock::new(&trace, time_of);
+    Schedule::plain(&trace, &start).replay(&mut clock);
+    let done: Vec<f64> = (0..trace.streams().len()).map(|stream| clock.done(StreamId::new(stream)).0).collect();
+    assert_eq!(trace.streams(), ["compute", "all_gather", "reduce_scatter"]);
+    assert_eq!(done, [28.0, 16.0, 27.0]);
+    assert_eq!(clock.end(), Millis(28.0));
+    let one_after_the_other: f64 = (0..trace.ops().len()).map(|op| time_of(OpId::new(op)).0).sum();
+    assert_eq!(one_after_the_other, 42.0);
 }
 
 fn rematic(arguments: &[&str]) -> Output {
