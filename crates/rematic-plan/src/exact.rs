@@ -55,7 +55,8 @@ mod rates;
 
 use rematic_replay::Checkpoint;
 
-use crate::problem::{Node, Problem};
+use crate::node::Node;
+use crate::problem::Problem;
 use crate::region::{Point, Pricing};
 use case::Case;
 

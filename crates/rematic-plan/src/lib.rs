@@ -13,6 +13,7 @@ mod exact;
 mod explanation;
 mod greedy;
 mod large;
+mod node;
 mod planner;
 mod problem;
 mod region;

@@ -3,7 +3,8 @@ use rematic_replay::Checkpoint;
 use rematic_trace::{Bytes, Millis, Verdict};
 
 use crate::exact::{self, Pick, Relaxed, Tightening};
-use crate::problem::{Limit, Problem};
+use crate::node::Limit;
+use crate::problem::Problem;
 use crate::region::Pricing;
 use crate::replayed::Replayed;
 

@@ -1,7 +1,8 @@
 //! The needs of a problem with some of its regions.
 
 use super::{Pick, Tightening};
-use crate::problem::{Node, Problem};
+use crate::node::Node;
+use crate::problem::Problem;
 use crate::region::Point;
 
 /// The problem with some of the regions.
