@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The sets of dropped regions grow through forward and shrink through backward, so one constraint per end of a region is
-//! enough: what must be freed by the regions that end there or before ([`Ceiling`](crate::problem::Ceiling)).
+//! enough: what must be freed by the regions that end there or before ([`Ceiling`](crate::node::Ceiling)).
 //!
 //! # Why it is a relaxation
 //!

@@ -43,7 +43,7 @@ impl Node {
     }
 }
 
-/// The highest plain totals among the moments at which just the regions up to a certain one have been dropped.
+/// The highest plain totals M(τ) among the moments at which just the regions up to a certain one have been dropped.
 ///
 /// A moment belongs to the region that ends last among those that have run and are not recomputed yet. The regions that
 /// end no later are then dropped too (or a little more is allowed than there is, which keeps the problem a relaxation).

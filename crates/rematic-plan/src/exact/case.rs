@@ -1,4 +1,5 @@
-//! The needs of a problem with some of its regions.
+//! The needs of a problem with some of its regions: at a moment τ, the regions that are dropped there must free
+//! Σd ≥ M(τ) − B.
 
 use super::{Pick, Tightening};
 use crate::node::Node;
@@ -10,7 +11,8 @@ pub(super) struct Case<'a> {
     pub(super) problem: &'a Problem,
     pub(super) nodes: &'a [Node],
     pub(super) usable: Vec<bool>,
-    /// What must be freed before a node is passed over; all of these may be negative, where there is room to spare.
+    /// Σd that must be there before a node is passed over; all of these needs, M(τ) − B, may be negative, where there is room to
+    /// spare.
     pub(super) to_skip: Vec<i64>,
     /// What must be freed before a node and all inside it are passed over.
     pub(super) to_skip_all: Vec<i64>,
@@ -41,6 +43,7 @@ impl<'a> Case<'a> {
     pub(super) fn new(problem: &'a Problem, budget: u64, tightening: &Tightening, mut usable: Vec<bool>) -> Self {
         let nodes = problem.priced(tightening.pricing);
         let count = nodes.len();
+        // M(τ) − B.
         let over = |total: u64| signed(total) - signed(budget);
         let tightened = |rank: usize, total: u64| {
             if total == 0 { NO_NEED } else { over(total.saturating_add(tightening.ceilings[rank])) }
@@ -85,7 +88,7 @@ impl<'a> Case<'a> {
         for (index, node) in nodes.iter().enumerate() {
             case.to_skip_all.push(case.to_skip[index..node.next].iter().copied().fold(NO_NEED, i64::max));
         }
-        // Nothing before a node can free more than this.
+        // Nothing before a node can free more than this: the largest Σd.
         let mut most = vec![0_i64; count + 1];
         for index in 0..count {
             if most[index] < case.required(index, 0) {
@@ -114,7 +117,7 @@ impl<'a> Case<'a> {
         (self.to_keep[index] + signed(kept)).max(self.to_choose[index])
     }
 
-    /// What a policy frees. Where others are rebuilt before this node although they end behind it, what it keeps beyond
+    /// What a policy frees: its d. Where others are rebuilt before this node although they end behind it, what it keeps beyond
     /// that does not count: it is gone when they are looked at.
     pub(super) fn freed(&self, index: usize, point: &Point) -> i64 {
         let node = &self.nodes[index];

@@ -34,9 +34,12 @@ enum Run {
     TooMuch,
 }
 
+/// The regions so far.
 #[derive(Clone, Copy)]
 struct Pair {
+    /// Σd.
     freed: i64,
+    /// Σt.
     time: f64,
     choice: u32,
 }
@@ -92,7 +95,7 @@ impl Case<'_> {
     fn programme(&self, rates: &Rates, guess: f64, thin: bool) -> Run {
         self.problem.cancel.check();
         let nodes = self.nodes;
-        // Least reduced time of all that can come before.
+        // The least Σ(t − Λd) of all that can come before.
         let mut before = vec![f64::INFINITY; nodes.len() + 1];
         before[0] = 0.0;
         let mut choices: Vec<(u32, u32, u32)> = Vec::new();
@@ -112,6 +115,7 @@ impl Case<'_> {
             }
             if self.usable[index] {
                 let rate = rates.worth[self.end_ranks[index]];
+                // t − Λd.
                 let reduced = |point: &Point| point.time.0 - rate * self.freed(index, point) as f64;
                 let (freed, time) = node.frontier.cheapest(rate);
                 before[node.next] = before[node.next].min(before[index] + time - rate * freed);

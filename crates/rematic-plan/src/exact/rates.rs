@@ -1,16 +1,16 @@
-//! Multipliers of the needs.
+//! Multipliers of the needs: λ.
 
 use super::case::Case;
 
 /// Multipliers of the needs, and what follows from them for every node.
 pub(super) struct Rates {
-    /// Time per byte that a region is worth which ends at a rank: the multipliers of all needs from there on.
+    /// Λ: time per byte that a region is worth which ends at a rank, the sum of the λ of all needs from there on.
     pub(super) worth: Vec<f64>,
-    /// Least reduced time of all that is still to come, by node.
+    /// min Σ(t − Λd) over all that is still to come, by node.
     pub(super) to_come: Vec<f64>,
-    /// Time that the needs still to come stand for, by node.
+    /// Σλ·need over the needs still to come, by node.
     pub(super) owed: Vec<f64>,
-    /// Time per byte freed so far that counts towards them, by node.
+    /// Σλ of them: time per byte freed so far, by node.
     pub(super) credit: Vec<f64>,
 }
 
@@ -82,6 +82,7 @@ impl Case<'_> {
         self.least_reduced(&worth, usize::MAX, |index, reduced| to_come[index] = reduced);
         let mut rates = Rates { to_come, owed: vec![0.0; nodes.len() + 1], credit: vec![0.0; nodes.len() + 1], worth };
         for rank in 1..ranks {
+            // λ.
             let multiplier = rates.worth[rank] - rates.worth[rank + 1];
             if multiplier <= 0.0 {
                 continue;
