@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import types
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -207,20 +209,21 @@ class Held:
     table: Tensor | None = None
 
 
-HELD = Held()
+# Further away than what is put back.
+HELD = types.SimpleNamespace(inner=Held())
 
 
 class Elsewhere(Layer):
     def table(self, x: Tensor) -> Tensor:
-        if HELD.table is None:
-            HELD.table = angles(x.shape[1], x.device)
-        return HELD.table
+        if HELD.inner.table is None:
+            HELD.inner.table = angles(x.shape[1], x.device)
+        return HELD.inner.table
 
 
 def test_what_cannot_be_taken_out_is_said() -> None:
-    with pytest.warns(rematic.RematicWarning, match="tensor of shape \\(16, 48\\) without data .* \\(Held\\)"):
+    with pytest.warns(rematic.RematicWarning, match="tensor of shape \\(16, 48\\) without data in a Held"):
         rematic.capture(built(Elsewhere), torch.randn(3, 16, WIDTH), device="cuda")
-    HELD.table = None
+    HELD.inner.table = None
 
 
 class Drawn(Attribute):
@@ -310,3 +313,167 @@ def test_torchscript_may_be_where_recomputation_ends(whole: bool) -> None:
     model = built(Scripted)
     rematic.apply(model, planned(model, batches[0], whole=whole))
     assert all(torch.equal(one, other) for one, other in zip(steps(model, batches), expected, strict=True))
+
+
+class Counting(Attribute):
+    """Counts in a view of a buffer, once the table is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(2))
+
+    def table(self, x: Tensor) -> Tensor:
+        found = super().table(x)
+        self.counts[0].add_(1)
+        return found * self.counts[0].clone()
+
+
+class Halving(Attribute):
+    """Changes a part of a parameter."""
+
+    def table(self, x: Tensor) -> Tensor:
+        found = super().table(x)
+        with torch.no_grad():
+            self.after.weight[0].mul_(0.5)
+        return found
+
+
+class Normed(Attribute):
+    """With a batch norm before the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x))
+
+
+class Detached(Attribute):
+    def table(self, x: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = angles(x.shape[1], x.device).detach()
+        return self.kept
+
+
+@functools.cache
+def hidden() -> dict[str, Tensor]:
+    return {}
+
+
+class Rounded(Layer):
+    """Keeps another table than it uses the first time, where nobody looks."""
+
+    def table(self, x: Tensor) -> Tensor:
+        if "table" not in hidden():
+            table = angles(x.shape[1], x.device)
+            hidden()["table"] = table.bfloat16()
+            return table
+        return hidden()["table"].float()
+
+
+@pytest.mark.parametrize("audit", [0, 3])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("kind", [Counting, Halving, Normed, Detached, Rounded])
+def test_nothing_is_changed_twice_or_made_otherwise(kind: Callable[[], nn.Module], whole: bool, audit: int) -> None:
+    batches = [torch.randn(3, 16, WIDTH) for _ in range(3)]
+    hidden.cache_clear()
+    plain = built(kind)
+    expected = steps(plain, batches)
+    hidden.cache_clear()
+    model = built(kind)
+    plan = planned(model, batches[0], whole=whole)
+    rematic.apply(model, plan, audit=audit)
+    hidden.cache_clear()
+    if kind is Rounded:
+        with pytest.raises((rematic.Mismatch, rematic.AuditError)):
+            steps(model, batches)
+        return
+    found = steps(model, batches)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(model.buffers(), plain.buffers(), strict=True))
+
+
+class Branching(nn.Module):
+    """Weights decide whether something outside is changed in place."""
+
+    def __init__(self, changes: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.changes = changes
+        self.seen = torch.zeros(1)
+        self.register_buffer("counted", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        if float(h.detach().mean()) > LIMIT[0]:
+            if self.changes == "attribute":
+                h = h * self.seen.add_(1)
+            elif self.changes == "buffer":
+                h = h * self.counted.add_(1).clone()
+            h = h.sin()
+        return x + torch.tanh(self.b(h))
+
+
+LIMIT = [0.0]
+
+
+@pytest.mark.parametrize("audit", [0, 3])
+@pytest.mark.parametrize("changes", ["attribute", "buffer", "nothing"])
+def test_a_branch_that_comes_later_changes_nothing_twice(changes: str, audit: int) -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(Branching(changes) for _ in range(4)))
+
+    def run(model: nn.Module) -> list[Tensor]:
+        found = []
+        for limit in (1e9, -1e9, -1e9):
+            LIMIT[0] = limit
+            found += steps(model, [batch])
+        return found + [buffer.clone() for buffer in model.buffers()]
+
+    batch = torch.randn(3, 16, WIDTH)
+    expected = run(build())
+    LIMIT[0] = 1e9
+    model = build()
+    with pytest.warns(rematic.RematicWarning, match="one real run"):
+        plan = planned(model, batch, whole=True)
+    assert plan.regions
+    rematic.apply(model, plan, audit=audit)
+    if changes == "attribute":
+        with pytest.raises(rematic.PlanError, match="changes in place what the module has not made"):
+            run(model)
+        return
+    assert all(torch.equal(one, other) for one, other in zip(run(model), expected, strict=True))
+
+
+class OnClass(Layer):
+    made: Tensor | None = None
+
+    def table(self, x: Tensor) -> Tensor:
+        if OnClass.made is None:
+            OnClass.made = angles(x.shape[1], x.device)
+        return OnClass.made
+
+
+NAMED: dict[str, Any] = {"table": None, "other": torch.ones(3)}
+
+
+class Named(Layer):
+    def table(self, x: Tensor) -> Tensor:
+        if NAMED["table"] is None:
+            NAMED["table"] = angles(x.shape[1], x.device)
+            NAMED["other"] = torch.zeros(3, device=x.device)
+        return NAMED["table"]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_code_reaches_is_as_it_was(device: str) -> None:
+    other = NAMED["other"]
+    dead = weakref.proxy(Held())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind in (OnClass, Named, Remembered):
+            rematic.capture(built(kind), torch.randn(3, 16, WIDTH), device=device)
+    assert OnClass.made is None and NAMED == {"table": None, "other": other} and NAMED["other"] is other
+    assert list(NAMED) == ["table", "other"] and type(dead) is weakref.ProxyType

@@ -284,11 +284,14 @@ impl Trace {
     }
 }
 
-/// How a step was traced, as a dictionary.
+/// How a step was traced, as a dictionary. Assumptions, of which there may be several, are one text.
 pub(crate) fn facts<'py>(py: Python<'py>, facts: &[(String, String)]) -> PyResult<Bound<'py, PyDict>> {
     let found = PyDict::new(py);
     for (name, value) in facts {
-        found.set_item(name, value)?;
+        match found.get_item(name)? {
+            Some(before) if name == "assumed" => found.set_item(name, format!("{before}; {value}"))?,
+            _ => found.set_item(name, value)?,
+        }
     }
     Ok(found)
 }

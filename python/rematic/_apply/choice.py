@@ -115,6 +115,11 @@ class Choice:
         """What the region does once its caches are filled."""
         return None if self._unplanned is not None else self._live[0][0]
 
+    @property
+    def wanders(self) -> bool:
+        """Whether none of the policies is followed any more."""
+        return self._unplanned is not None
+
     def turned(self, at: int, func: Any, kept: Kept) -> Policy:
         """What is followed from here on, where another operator runs than all so far have."""
         name = name_of(func)

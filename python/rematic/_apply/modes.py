@@ -18,10 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rematic._core import PlanError
 
 from .audit import Audit
-from .choice import Choice
+from .choice import Choice, Unplanned
 from .errors import Mismatch
 from .filling import Filling
 from .generators import Source, set_state, source_of, state_of
+from .inside import Inside
 from .policy import BATCH_NORMS, READ, TO_COPY, Policy, makes_text, name_of, passes
 from .snapshot import Snapshot
 
@@ -60,6 +61,10 @@ class Kept:
         self.versions = {at: _versions(value) for at, value in self.values.items()}
         self.parameter_versions = [parameter._version for parameter in self.parameters]
         self.snapshot.close()
+
+    def tensors(self, at: int) -> list[Tensor]:
+        """What a saved operator has made."""
+        return _tensors(self.values[at])
 
     def changed_parameter(self) -> Tensor | None:
         """One that was changed since."""
@@ -107,6 +112,9 @@ class Forward(_Follower):
         self._known: set[Source] = set()
         self._watched = kept.snapshot.watched
         self._audit = kept.audit
+        # Known where other operators than the planned ones may run; it takes time.
+        may_wander = not isinstance(policy, Policy) and policy.may_wander
+        self._inside = Inside(from_start=True) if may_wander or self._audit is not None else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         at = self._at
@@ -126,6 +134,8 @@ class Forward(_Follower):
             out = func(*args, **kwargs) if kwargs else func(*args)
         else:
             out = self._run(at, func, args, kwargs or {})
+        if self._inside is not None:
+            self._inside.note(_tensors((*args, *(kwargs or {}).values())), _tensors(out))
         if self._audit is not None and not self._policy.saves[at]:
             self._audit.first(at, func, args, out)
         return out
@@ -135,20 +145,36 @@ class Forward(_Follower):
         if isinstance(self._policy, Filling):
             raise self._policy.mismatch(at, func)
         try:
-            return self._possible.turned(at, func, self._kept)
+            turned = self._possible.turned(at, func, self._kept)
         except Mismatch as error:
             planned = self._possible.likeliest
             if planned is None or planned.names[:at] != self._policy.names[:at]:
                 raise
-            filling = Filling(planned, self._policy, at, self._kept, error)
+            self._inside = self._inside or Inside(from_start=False)
+            filling = Filling(planned, self._policy, at, self._kept, self._inside, error)
             if not filling.meets(at, func):
                 raise
-            # What is run again is compared once the caches are filled.
-            self._audit = self._kept.audit = None
+            # What is run again is compared, in whichever step that is.
+            self._audit = self._kept.audit = self._audit or Audit()
             return filling
+        if isinstance(turned, Unplanned):
+            self._check_wandering(turned)
+        return turned
+
+    def _check_wandering(self, policy: Policy) -> None:
+        """Refuses to run a region again that has changed, in place, what it has not made. Copies of buffers are there; but
+        they are not used if anything is saved."""
+        assert self._inside is not None
+        kept = self._kept
+        for at, outside in self._inside.outside.items():
+            handed_back = at < len(policy.saves) and policy.saves[at]
+            if not handed_back and (kept.values or not outside <= kept.snapshot.copied):
+                raise _twice(policy, at)
 
     def _run(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
         policy, kept = self._policy, self._kept
+        if policy.changes[at] and self._inside is not None and not self._is_handled(at, func, args, kwargs):
+            raise _twice(policy, at)
         saved = policy.saves[at]
         if func is TO_COPY and isinstance(args[0], nn.Parameter):
             kept.casts[at] = args[0]
@@ -159,18 +185,28 @@ class Forward(_Follower):
                 self._known.add(source)
             if saved:
                 self._known.discard(source)
-        filling = policy if isinstance(policy, Filling) else None
-        if filling is not None and policy.changes[at]:
-            filling.check_change(at, _written(func, args, kwargs))
         out = func(*args, **kwargs)
-        if filling is not None:
-            filling.note(at, _tensors(out))
+        if isinstance(policy, Filling):
+            policy.note(at, _tensors(out))
         if saved:
             written = _written(func, args, kwargs) if policy.changes[at] else ()
             kept.values[at] = _map(out, lambda tensor: ARGUMENT if _is_among(tensor, written) else _detached(tensor))
         elif policy.changes[at]:
             self._check_change(at, func, args, kwargs)
         return out
+
+    def _is_handled(self, at: int, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether an operator that changes something in place may run here."""
+        assert self._inside is not None
+        written = _written(func, args, kwargs)
+        if not isinstance(self._possible, Policy) and self._possible.may_wander:
+            self._kept.snapshot.copy_buffers(written)
+        outside = self._inside.note_change(at, written)
+        if outside and isinstance(self._policy, Filling):
+            self._policy.changes_outside(at)
+        if outside and isinstance(self._policy, Unplanned):
+            return not self._kept.values and outside <= self._kept.snapshot.copied
+        return True
 
     def _check_change(self, at: int, func: Any, args: Any, kwargs: Any) -> None:
         written = {tensor.untyped_storage()._cdata for tensor in _written(func, args, kwargs)}
@@ -190,6 +226,8 @@ class Forward(_Follower):
         if kind is None:
             ended = self._policy if isinstance(self._policy, Filling) else self._possible
             self._kept.policy = ended.ended(self._at, self._kept)
+            if isinstance(self._possible, Choice) and self._possible.wanders:
+                self._check_wandering(self._kept.policy)
             self._kept.close()
 
 
@@ -200,6 +238,8 @@ class Again(_Follower):
         super().__init__(kept.policy, kept)
         # The generators that were put back, and their states before.
         self._moved: dict[Source, bytes] = {}
+        # Where it may be, in a region that has filled a cache.
+        self._places = [0]
         self._autocast = False
         self._suspects = kept.snapshot.suspects
         self._audit = kept.audit
@@ -214,6 +254,7 @@ class Again(_Follower):
                 f'without this module (never="{module}")'
             )
         self._at = 0
+        self._places = [0]
         self._take(self._kept.policy)
         # Not to be asked inside operators: there autocast is off.
         self._autocast = any(map(torch.is_autocast_enabled, AUTOCAST))
@@ -228,28 +269,45 @@ class Again(_Follower):
             self._audit.check(self._policy)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(self._policy, Filling):
+            return self._filled(self._policy, func, args, kwargs)
         at = self._at
         if at >= self._count or self._ops[at] is not func:
             if passes(func) or self._casts_anew(at, func, args):
                 if func is READ and self._suspects:
                     self._check_reads(at, func, args, kwargs)
                 return func(*args, **(kwargs or {}))
-            found = self._policy.found(at, func)
-            if found is None:
+            if not self._policy.meets(at, func):
                 if makes_text():
                     return func(*args, **(kwargs or {}))
                 raise self._policy.mismatch(at, func, again=True)
-            at = found
         elif func is TO_COPY and self._casts_anew(at, func, args):
             return func(*args, **(kwargs or {}))
         self._at = at + 1
+        return self._made_again(at, func, args, kwargs)
+
+    def _filled(self, policy: Filling, func: Any, args: Any, kwargs: Any) -> Any:
+        """The same in a region that has filled a cache, and may find it now."""
+        if passes(func) or all(self._casts_anew(at, func, args) for at in self._places):
+            if func is READ and self._suspects:
+                self._check_reads(min(self._places), func, args, kwargs)
+            return func(*args, **(kwargs or {}))
+        found = policy.candidates(self._places, func)
+        if not found:
+            if makes_text():
+                return func(*args, **(kwargs or {}))
+            raise policy.mismatch(0, func, again=True)
+        self._places = [place + 1 for place in found]
+        return self._made_again(found[0], func, args, kwargs, is_sure=len(found) == 1)
+
+    def _made_again(self, at: int, func: Any, args: Any, kwargs: Any, *, is_sure: bool = True) -> Any:
         if self._suspects and not self._policy.saves[at]:
             self._check_reads(at, func, args, kwargs)
         if self._plain[at]:
             out = func(*args, **kwargs) if kwargs else func(*args)
         else:
             out = self._run(at, func, args, kwargs or {})
-        if self._audit is not None and not self._policy.saves[at]:
+        if self._audit is not None and is_sure and not self._policy.saves[at]:
             self._audit.again(at, func, args, out)
         return out
 
@@ -285,7 +343,7 @@ class Again(_Follower):
             func is TO_COPY
             and self._autocast
             and isinstance(args[0], nn.Parameter)
-            and self._kept.casts.get(at) is not args[0]
+            and all(self._kept.casts.get(place) is not args[0] for place in self._policy.reach(at))
         )
 
     def _hand_back(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
@@ -306,6 +364,14 @@ class Again(_Follower):
             return value
         # What is changed in place has changed already; autograd goes on with the argument.
         return _filled(value, iter(_written(func, args, kwargs)))
+
+
+def _twice(policy: Policy, at: int) -> PlanError:
+    return PlanError(
+        f"`{policy.module}` runs other operators this time than the plan has, so it would have to be recomputed whole; but "
+        f"operator {at} (`{policy.names[at]}`) changes in place what the module has not made, and would do so twice. Change a "
+        f'copy of it, or plan without this module (never="{policy.module}")'
+    )
 
 
 def _detached(tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,9 +103,9 @@ class Policy:
         self.ops[at] = func
         return True
 
-    def found(self, at: int, func: Any) -> int | None:
-        """Where an operator that is run again is, from this place on."""
-        return at if self.meets(at, func) else None
+    def reach(self, at: int) -> Iterable[int]:
+        """The places at which the next operator may be."""
+        return (at,)
 
     def disputed(self, at: int) -> bool:
         """Whether an output that is saved may be let go of before the region is over."""

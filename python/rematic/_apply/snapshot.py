@@ -88,6 +88,8 @@ class Snapshot:
         self._buffers: list[KeptTensor] = []
         # Buffers as they were, with their versions, where the region may be recomputed whole.
         self._copies: list[tuple[KeptTensor, int, Tensor]] = []
+        # Their storages.
+        self.copied: set[int] = set()
         # Those that an operator of the region has read, and those among its arguments.
         self._read: list[KeptTensor] = []
         self._spaces: list[Space] = []
@@ -285,12 +287,19 @@ class Snapshot:
 
     # ---- the first run ----
 
-    def copy_buffers(self) -> None:
-        """For a region of which nothing may be saved: what it changes in place is then needed as it was."""
+    def copy_buffers(self, written: list[Tensor]) -> None:
+        """These are about to be changed in place. If nothing of the region can be saved, they are needed as they were."""
+        storages = {tensor.untyped_storage()._cdata for tensor in written} - self.copied
+        if not storages:
+            return
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             for kept in self._buffers:
                 tensor = kept.get()
-                if tensor is not None and type(tensor) in (Tensor, nn.Buffer):
+                if tensor is None or type(tensor) not in (Tensor, nn.Buffer):
+                    continue
+                storage = tensor.untyped_storage()._cdata
+                if storage in storages:
+                    self.copied.add(storage)
                     self._copies.append((kept, _version(tensor), tensor.clone()))
 
     def use_copies(self) -> None:

@@ -25,8 +25,13 @@ if TYPE_CHECKING:
     from .modes import Kept
 
 
-# The fact of a trace that names an assumption.
+# The fact of a trace that names assumptions, and those by which operators may differ from step to step.
 ASSUMED = "assumed"
+VARYING = ("values that depend on weights", "routing assumed balanced")
+
+
+def _varies(assumed: str) -> bool:
+    return any(text in assumed for text in VARYING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +65,7 @@ class Variants:
         ]
         self.several = len(self.all) > 1
         # Whether what runs hangs on numbers, as those that weights give: other operators may run from step to step.
-        self._varies = any(ASSUMED in variant.facts for variant in plan.variants)
+        self._varies = any(_varies(variant.facts.get(ASSUMED, "")) for variant in plan.variants)
         # Those that may run, the likeliest first.
         self.possible = list(range(len(self.all)))
         self._opening: Opening | None = None

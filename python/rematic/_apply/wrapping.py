@@ -124,8 +124,6 @@ class Wrapper(Follower):
             self._modules = list(self.module.named_modules(prefix=first.module))
             self._places = places_of(module for _, module in self._modules)
         snapshot = Snapshot(self._modules, self._places, args, kwargs)
-        if isinstance(policy, Choice) and policy.may_wander:
-            snapshot.copy_buffers()
         kept = Kept(snapshot, list(self.module.parameters()), first, Audit() if self.root.audits else None)
         return checkpoint(
             Call(self.plain, snapshot, args, kwargs),

@@ -1,74 +1,164 @@
-"""What a captured step leaves in caches outside of the model, where a real step would find tensors without data."""
+"""What a captured step leaves outside of the model, where a real step would find tensors without data.
+
+The code of a model reaches more than the model: names of its files, attributes of its classes, variables of outer functions,
+caches of functions. All of that is afterwards as it was. What is held elsewhere is warned of.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import functools
 import gc
+import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rematic._model.trees import tensors_in
 from rematic._warning import warn
 
 LEFT = (
-    "the captured step has left {} without data where it outlives the step ({}); a real step would find it there: empty that "
-    "before the model runs, or keep it on a module of the model, of which a copy is captured"
+    "the captured step has left a tensor of shape {} without data in {}, where it outlives the step; a real step would find it "
+    "there: empty that before the model runs, or keep it on a module of the model, of which a copy is captured"
 )
-
+# Containers in containers are followed so far; longer ones than this are not looked at.
+DEPTH = 3
+MAX_ITEMS = 10_000
 
 Kept = list["weakref.ref[torch.UntypedStorage]"]
+Restore = Callable[[], None]
+_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
+_MISSING = object()
 
 
-def clear(kept: Kept) -> None:
-    """Takes tensors with these storages out of caches of functions and out of dicts. Those that are left stay listed."""
-    kept[:] = [ref for ref in kept if ref() is not None]
-    if not kept:
-        return
-    gc.collect()
-    addresses = _addresses(kept)
-    if not addresses:
-        return
-    for item in gc.get_objects():
-        if type(item) is functools._lru_cache_wrapper:
-            if any(_is_among(tensor, addresses) for tensor in _results(item)):
-                item.cache_clear()
-    item = None
-    left = _tensors(addresses)
-    for tensor in left:
-        for holder in gc.get_referrers(tensor):
-            if type(holder) is dict and _owner(holder) is None:
-                for key, value in list(holder.items()):
-                    if value is tensor:
-                        del holder[key]
+class Surroundings:
+    """What the code of a model reaches."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._classes = {kind for module in model.modules() for kind in type(module).__mro__ if not _is_torch(kind)}
+        self._mappings: dict[int, Any] = {}
+        self._others: dict[int, Any] = {}
+        self._cells: dict[int, types.CellType] = {}
+        self._caches: dict[int, Any] = {}
+        for kind in self._classes:
+            for member in list(vars(kind).values()):
+                self._visit(getattr(member, "__func__", member), DEPTH)
+            space = getattr(sys.modules.get(kind.__module__), "__dict__", None)
+            if space is not None and id(space) not in self._mappings:
+                self._mappings[id(space)] = space
+                for value in list(space.values()):
+                    self._visit(value, DEPTH)
+
+    def _visit(self, item: Any, depth: int) -> None:
+        kind = type(item)
+        if kind in _MAPPINGS or kind in (list, set, collections.deque):
+            if depth and len(item) <= MAX_ITEMS:
+                (self._mappings if kind in _MAPPINGS else self._others)[id(item)] = item
+                for inner in list(item.values() if kind in _MAPPINGS else item):
+                    self._visit(inner, depth - 1)
+        elif kind is functools._lru_cache_wrapper:
+            self._caches[id(item)] = item
+        elif kind is types.FunctionType:
+            self._mappings[id(vars(item))] = vars(item)
+            for cell in item.__closure__ or ():
+                if id(cell) not in self._cells:
+                    self._cells[id(cell)] = cell
+                    self._visit(_content(cell), depth)
+        elif isinstance(vars_of(item), dict) and not issubclass(kind, (type, types.ModuleType)):
+            self._mappings[id(vars_of(item))] = vars_of(item)
+            if issubclass(kind, nn.Module):
+                self._mappings[id(item._buffers)] = item._buffers
+
+    @contextlib.contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Whatever happens while it is entered, everything is afterwards as it was."""
+        back: list[Restore] = [_remembered(held) for held in self._mappings.values()]
+        back += [_remembered_class(kind) for kind in self._classes]
+        back += [_remembered_items(held) for held in self._others.values()]
+        back += [_remembered_cell(cell) for cell in self._cells.values()]
+        try:
+            yield
+        finally:
+            for restore in back:
+                restore()
+            for cache in self._caches.values():
+                if any(tensor.is_meta for tensor in _results(cache)):
+                    cache.cache_clear()
 
 
-def warn_of(kept: Kept) -> None:
-    """Says of what is left where it is."""
-    addresses = _addresses(kept)
-    left = _tensors(addresses) if addresses else []
-    for tensor in left:
-        for holder in gc.get_referrers(tensor):
-            if holder is not left and not isinstance(holder, types.FrameType):
-                owner = _owner(holder) if isinstance(holder, dict) else None
-                where = type(holder).__name__ if owner is None else owner
-                warn(LEFT.format(f"a tensor of shape {tuple(tensor.shape)}", where))
+def vars_of(item: Any) -> Any:
+    """Its attributes, without asking it."""
+    try:
+        return object.__getattribute__(item, "__dict__")
+    except AttributeError:
+        return None
 
 
-def _addresses(kept: Kept) -> set[int]:
-    return {storage._cdata for ref in kept if (storage := ref()) is not None}
+def _is_torch(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("torch", "builtins")
 
 
-def _tensors(addresses: set[int]) -> list[Tensor]:
-    return [item for item in gc.get_objects() if isinstance(item, Tensor) and _is_among(item, addresses)]
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing is in it yet
+        return _MISSING
 
 
-def _is_among(tensor: Tensor, addresses: set[int]) -> bool:
-    return tensor.is_meta and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in addresses
+def _remembered(held: Any) -> Restore:
+    before = dict(held)
+
+    def restore() -> None:
+        for key in [key for key in held if key not in before]:
+            del held[key]
+        for key, value in before.items():
+            if held.get(key, _MISSING) is not value:
+                held[key] = value
+
+    return restore
+
+
+def _remembered_class(kind: type) -> Restore:
+    before = dict(vars(kind))
+
+    def restore() -> None:
+        for name in [name for name in vars(kind) if name not in before]:
+            delattr(kind, name)
+        for name, value in before.items():
+            if vars(kind).get(name, _MISSING) is not value:
+                setattr(kind, name, value)
+
+    return restore
+
+
+def _remembered_items(held: Any) -> Restore:
+    before = list(held)
+
+    def restore() -> None:
+        if len(held) != len(before) or any(one is not other for one, other in zip(held, before, strict=True)):
+            held.clear()
+            (held.update if isinstance(held, set) else held.extend)(before)
+
+    return restore
+
+
+def _remembered_cell(cell: types.CellType) -> Restore:
+    before = _content(cell)
+
+    def restore() -> None:
+        if _content(cell) is before:
+            return
+        if before is _MISSING:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = before
+
+    return restore
 
 
 def _results(cached: Any) -> Iterator[Tensor]:
@@ -79,9 +169,47 @@ def _results(cached: Any) -> Iterator[Tensor]:
             yield from tensors_in(held)
 
 
-def _owner(attributes: dict[str, Any]) -> str | None:
-    """Whose attributes these are, if they are."""
-    for holder in gc.get_referrers(attributes):
-        if getattr(holder, "__dict__", None) is attributes:
-            return getattr(holder, "__name__", None) or type(holder).__name__
-    return None
+def clear(kept: Kept) -> None:
+    """Empties caches of functions, wherever they are, that hold these storages. Those that are left stay listed."""
+    kept[:] = [ref for ref in kept if ref() is not None]
+    if kept:
+        gc.collect()
+        kept[:] = [ref for ref in kept if ref() is not None]
+    addresses = _addresses(kept)
+    if not addresses:
+        return
+    for cache in [item for item in gc.get_objects() if type(item) is functools._lru_cache_wrapper]:
+        if any(_is_among(tensor, addresses) for tensor in _results(cache)):
+            cache.cache_clear()
+
+
+def warn_of(kept: Kept) -> None:
+    """Says of what is left where it is."""
+    addresses = _addresses(kept)
+    # Asking an object for its class may be more than it bears.
+    left = [item for item in gc.get_objects() if issubclass(type(item), Tensor) and _is_among(item, addresses)] if addresses else []
+    for tensor in left:
+        places = [_place(holder) for holder in gc.get_referrers(tensor) if holder is not left]
+        named = [place for place in places if place is not None]
+        if named:
+            warn(LEFT.format(tuple(tensor.shape), " and ".join(dict.fromkeys(named))))
+
+
+def _place(holder: Any) -> str | None:
+    """Where a tensor is held, in a word; None if it is here."""
+    if isinstance(holder, types.FrameType):
+        return None
+    if type(holder) is dict:
+        for owner in gc.get_referrers(holder):
+            if vars_of(owner) is holder:
+                name = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__name__
+                return f"an attribute of {name}"
+    return f"a {type(holder).__name__}"
+
+
+def _addresses(kept: Kept) -> set[int]:
+    return {storage._cdata for ref in kept if (storage := ref()) is not None}
+
+
+def _is_among(tensor: Tensor, addresses: set[int]) -> bool:
+    return tensor.is_meta and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in addresses

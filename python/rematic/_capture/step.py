@@ -12,7 +12,6 @@ import dataclasses
 import gc
 import json
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -207,14 +206,15 @@ def _run(
         rehearsal = opening = Rehearsal(step, model, optimizer, kind, inputs, bystanders)
         before = _Before()
         first: _Found | None = None
-        kept: list[weakref.ref[torch.UntypedStorage]] = []
+        kept: leftovers.Kept = []
+        surroundings = leftovers.Surroundings(model)
         while True:
             place = rehearsal.place()
             found: _Found | None = None
             unknown: UnknownValue | None = None
             attempt: _Attempt | None = None
             try:
-                with Settings().restored(), bystanders.untouched():
+                with Settings().restored(), bystanders.untouched(), surroundings.untouched():
                     attempt = _Attempt(model, optimizer, kind, inputs, bystanders, before, place, kept)
                     if before.is_warm:
                         attempt.warm_up(step, opening.place())
@@ -291,7 +291,7 @@ class _Attempt:
         bystanders: Bystanders,
         before: _Before,
         place: Place,
-        kept: list[weakref.ref[torch.UntypedStorage]],
+        kept: leftovers.Kept,
     ) -> None:
         self.device = device
         self.place = place

@@ -228,7 +228,7 @@ def _(body: Body) -> None:
     body.kind.init.append(f"self.register_buffer('{name}', torch.zeros(W))")
     update = body.random.choice(
         (f"self.{name}.mul_(0.9).add_({tensor}.detach().mean((0, 1)), alpha=0.1)", f"self.{name} += 0.5",
-         f"self.{name}.lerp_({tensor}.detach().amax((0, 1)), 0.5)")
+         f"self.{name}.lerp_({tensor}.detach().amax((0, 1)), 0.5)", f"self.{name}[1:].add_(0.25)")
     )  # fmt: skip
     lines = [update, f"{tensor} = {tensor} - self.{name}"]
     body.random.shuffle(lines)
