@@ -311,7 +311,10 @@ mod tests {
         let best = (0..1_u32 << stats.len()).filter(|&saved| legal(saved)).map(time).reduce(f64::max);
         match optimal_policy(stats, fraction) {
             Ok(policy) => {
-                let saved = policy.iter().enumerate().fold(0, |bits, (op, &decision)| bits | (decision as u32) << op);
+                let saved = policy
+                    .iter()
+                    .enumerate()
+                    .fold(0, |bits, (op, &decision)| bits | u32::from(decision == Decision::Save) << op);
                 assert!(legal(saved), "{} of {stats:?} at {fraction}", text(&policy));
                 assert_eq!(Some(time(saved)), best, "{} of {stats:?} at {fraction}", text(&policy));
             }
