@@ -47,6 +47,8 @@ class Kept:
         # What the region reads and an optimizer may change.
         self.parameters = parameters
         self.parameter_versions: list[int] = []
+        # Whether modules inside it gather their parameters themselves: no cache is filled by that.
+        self.is_sharded_inside = False
         # What saved operators have made.
         self.values: dict[int, Any] = {}
         self.versions: dict[int, list[int]] = {}
@@ -148,7 +150,7 @@ class Forward(_Follower):
             turned = self._possible.turned(at, func, self._kept)
         except Mismatch as error:
             planned = self._possible.likeliest
-            if planned is None or planned.names[:at] != self._policy.names[:at]:
+            if planned is None or self._kept.is_sharded_inside or planned.names[:at] != self._policy.names[:at]:
                 raise
             self._inside = self._inside or Inside(from_start=False)
             filling = Filling(planned, self._policy, at, self._kept, self._inside, error)

@@ -55,6 +55,7 @@ class Wrapper(Follower):
         self.entry: str | None = None
         # What a call finds around it, known when the first is checkpointed.
         self._modules: list[tuple[str, nn.Module]] | None = None
+        self._is_sharded_inside = False
         self._places = Places()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,8 +124,10 @@ class Wrapper(Follower):
         if self._modules is None:
             self._modules = list(self.module.named_modules(prefix=first.module))
             self._places = places_of(module for _, module in self._modules)
+            self._is_sharded_inside = self._sharded_inside() is not None
         snapshot = Snapshot(self._modules, self._places, args, kwargs)
         kept = Kept(snapshot, list(self.module.parameters()), first, Audit() if self.root.audits else None)
+        kept.is_sharded_inside = self._is_sharded_inside
         return checkpoint(
             Call(self.plain, snapshot, args, kwargs),
             *anchors(args, kwargs),
@@ -136,13 +139,19 @@ class Wrapper(Follower):
     def _explain(self, mismatch: Mismatch) -> None:
         """Adds why other operators run, if it can be seen."""
         never = f'never="{mismatch.module}"'
+        path = self._sharded_inside()
+        if path is not None:
+            mismatch.add(
+                f"Inside it `{path}` is sharded by itself and gathers its parameters in the midst; plan without the "
+                f"modules around it ({never}), or shard `{mismatch.module}` as one."
+            )
+
+    def _sharded_inside(self) -> str | None:
+        """A module inside it that is sharded by itself."""
         for path, module in self.module.named_modules():
             if path and any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
-                mismatch.add(
-                    f"Inside it `{path}` is sharded by itself and gathers its parameters in the midst; plan without the "
-                    f"modules around it ({never}), or shard `{mismatch.module}` as one."
-                )
-                return
+                return path
+        return None
 
 
 class Root:
