@@ -221,7 +221,7 @@ class Elsewhere(Layer):
 
 
 def test_what_cannot_be_taken_out_is_said() -> None:
-    with pytest.warns(rematic.RematicWarning, match="tensor of shape \\(16, 48\\) without data in a Held"):
+    with pytest.warns(rematic.RematicWarning, match="tensor of shape \\(16, 48\\) without data in an attribute of Held"):
         rematic.capture(built(Elsewhere), torch.randn(3, 16, WIDTH), device="cuda")
     HELD.inner.table = None
 

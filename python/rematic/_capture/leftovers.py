@@ -204,7 +204,9 @@ def _place(holder: Any) -> str | None:
             if vars_of(owner) is holder:
                 name = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__name__
                 return f"an attribute of {name}"
-    return f"a {type(holder).__name__}"
+    # Python may keep attributes without a dict of them.
+    is_container = type(holder).__module__ == "builtins"
+    return f"a {type(holder).__name__}" if is_container else f"an attribute of {type(holder).__name__}"
 
 
 def _addresses(kept: Kept) -> set[int]:
