@@ -26,7 +26,7 @@ LEFT = (
     "the captured step has left a tensor of shape {} without data in {}, where it outlives the step; a real step would find it "
     "there: empty that before the model runs, or keep it on a module of the model, of which a copy is captured"
 )
-# Containers in containers are followed so far; longer ones than this are not looked at.
+# Containers in containers, and functions in functions, are followed so far; longer ones than this are not looked at.
 DEPTH = 3
 MAX_ITEMS = 10_000
 
@@ -56,8 +56,10 @@ class Surroundings:
 
     def _visit(self, item: Any, depth: int) -> None:
         kind = type(item)
+        if not depth:
+            return
         if kind in _MAPPINGS or kind in (list, set, collections.deque):
-            if depth and len(item) <= MAX_ITEMS:
+            if len(item) <= MAX_ITEMS:
                 (self._mappings if kind in _MAPPINGS else self._others)[id(item)] = item
                 for inner in list(item.values() if kind in _MAPPINGS else item):
                     self._visit(inner, depth - 1)
@@ -68,7 +70,7 @@ class Surroundings:
             for cell in item.__closure__ or ():
                 if id(cell) not in self._cells:
                     self._cells[id(cell)] = cell
-                    self._visit(_content(cell), depth)
+                    self._visit(_content(cell), depth - 1)
         elif isinstance(vars_of(item), dict) and not issubclass(kind, (type, types.ModuleType)):
             self._mappings[id(vars_of(item))] = vars_of(item)
             if issubclass(kind, nn.Module):
