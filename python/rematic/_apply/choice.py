@@ -5,8 +5,8 @@ have another operator there are out, and what none of the others saves is let go
 is done as soon as something else in the forward tells.
 
 A variant may not checkpoint this module at all, or may run other operators as its numbers fall: what it runs here is not
-known. If only such variants are left, or those that the model's inputs spoke against, the module is recomputed whole this once, and what runs again is compared with
-what ran.
+known. If only such variants are left, or those that the model's inputs spoke against, the module is recomputed whole this
+once, and what runs again is compared with what ran.
 """
 
 from __future__ import annotations

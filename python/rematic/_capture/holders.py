@@ -42,8 +42,13 @@ class Mapped:
                 key is other and value is held[key] for (key, value), other in zip(before, held, strict=True)
             ):
                 return
-            held.clear()
+            # Never empty in between: it may be what a module's functions look names up in.
             held.update(before)
+            for key in held.keys() - dict(before).keys():
+                del held[key]
+            if any(key is not other for (key, _), other in zip(before, held, strict=True)):
+                held.clear()
+                held.update(before)
 
         return restore
 

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from rematic._model.trees import tensors_in
 from rematic._warning import warn
 
+from .holders import CONTAINERS, Cell, Holder, Mapped
+
 LEFT = (
     "the captured step has left a tensor of shape {} without data in {}, where it outlives the step; a real step would find it "
     "there: empty that before the model runs, or keep it on a module of the model, of which a copy is captured"
@@ -31,7 +33,6 @@ DEPTH = 3
 MAX_ITEMS = 10_000
 
 Kept = list["weakref.ref[torch.UntypedStorage]"]
-Restore = Callable[[], None]
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 _MISSING = object()
 
@@ -41,48 +42,46 @@ class Surroundings:
 
     def __init__(self, model: nn.Module) -> None:
         self._classes = {kind for module in model.modules() for kind in type(module).__mro__ if not _is_torch(kind)}
-        self._mappings: dict[int, Any] = {}
-        self._others: dict[int, Any] = {}
-        self._cells: dict[int, types.CellType] = {}
+        self._holders: dict[int, Holder] = {}
         self._caches: dict[int, Any] = {}
         for kind in self._classes:
             for member in list(vars(kind).values()):
                 self._visit(getattr(member, "__func__", member), DEPTH)
             space = getattr(sys.modules.get(kind.__module__), "__dict__", None)
-            if space is not None and id(space) not in self._mappings:
-                self._mappings[id(space)] = space
+            if space is not None and id(space) not in self._holders:
+                self._holders[id(space)] = Mapped(space)
                 for value in list(space.values()):
                     self._visit(value, DEPTH)
 
     def _visit(self, item: Any, depth: int) -> None:
         kind = type(item)
-        if not depth:
+        if not depth or id(item) in self._holders:
             return
-        if kind in _MAPPINGS or kind in (list, set, collections.deque):
+        make = Mapped if kind in _MAPPINGS else CONTAINERS.get(kind)
+        if make is not None:
             if len(item) <= MAX_ITEMS:
-                (self._mappings if kind in _MAPPINGS else self._others)[id(item)] = item
-                for inner in list(item.values() if kind in _MAPPINGS else item):
+                held = self._holders[id(item)] = make(item)
+                for inner in held.items():
                     self._visit(inner, depth - 1)
         elif kind is functools._lru_cache_wrapper:
             self._caches[id(item)] = item
         elif kind is types.FunctionType:
-            self._mappings[id(vars(item))] = vars(item)
+            self._holders[id(vars(item))] = Mapped(vars(item))
             for cell in item.__closure__ or ():
-                if id(cell) not in self._cells:
-                    self._cells[id(cell)] = cell
-                    self._visit(_content(cell), depth - 1)
+                if id(cell) not in self._holders:
+                    content = self._holders[id(cell)] = Cell(cell)
+                    for inner in content.items():
+                        self._visit(inner, depth - 1)
         elif isinstance(vars_of(item), dict) and not issubclass(kind, (type, types.ModuleType)):
-            self._mappings[id(vars_of(item))] = vars_of(item)
+            self._holders[id(vars_of(item))] = Mapped(vars_of(item))
             if issubclass(kind, nn.Module):
-                self._mappings[id(item._buffers)] = item._buffers
+                self._holders[id(item._buffers)] = Mapped(item._buffers)
 
     @contextlib.contextmanager
     def untouched(self) -> Iterator[None]:
         """Whatever happens while it is entered, everything is afterwards as it was."""
-        back: list[Restore] = [_remembered(held) for held in self._mappings.values()]
+        back = [holder.remember() for holder in self._holders.values()]
         back += [_remembered_class(kind) for kind in self._classes]
-        back += [_remembered_items(held) for held in self._others.values()]
-        back += [_remembered_cell(cell) for cell in self._cells.values()]
         try:
             yield
         finally:
@@ -105,27 +104,7 @@ def _is_torch(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("torch", "builtins")
 
 
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing is in it yet
-        return _MISSING
-
-
-def _remembered(held: Any) -> Restore:
-    before = dict(held)
-
-    def restore() -> None:
-        for key in [key for key in held if key not in before]:
-            del held[key]
-        for key, value in before.items():
-            if held.get(key, _MISSING) is not value:
-                held[key] = value
-
-    return restore
-
-
-def _remembered_class(kind: type) -> Restore:
+def _remembered_class(kind: type) -> Callable[[], None]:
     before = dict(vars(kind))
 
     def restore() -> None:
@@ -134,31 +113,6 @@ def _remembered_class(kind: type) -> Restore:
         for name, value in before.items():
             if vars(kind).get(name, _MISSING) is not value:
                 setattr(kind, name, value)
-
-    return restore
-
-
-def _remembered_items(held: Any) -> Restore:
-    before = list(held)
-
-    def restore() -> None:
-        if len(held) != len(before) or any(one is not other for one, other in zip(held, before, strict=True)):
-            held.clear()
-            (held.update if isinstance(held, set) else held.extend)(before)
-
-    return restore
-
-
-def _remembered_cell(cell: types.CellType) -> Restore:
-    before = _content(cell)
-
-    def restore() -> None:
-        if _content(cell) is before:
-            return
-        if before is _MISSING:
-            del cell.cell_contents
-        else:
-            cell.cell_contents = before
 
     return restore
 

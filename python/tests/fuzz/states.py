@@ -138,13 +138,9 @@ def _(body: Body) -> None:
     """A table that is made when it is first needed."""
     program, made = body.program, body.random.choice(TABLES)
     name, place = program.fresh_name("table"), body.random.randrange(5)
-    if place == 0:
-        body.kind.init.append(f"self.{name} = None")
-        read = f"self.{name}"
-        with body.under(f"if {read} is None:"):
-            body.emit(f"{read} = {made}")
-    elif place == 1:
-        body.kind.init.append(f"self.register_buffer('{name}', None, persistent=False)")
+    if place < 2:
+        begins = f"self.{name} = None" if place else f"self.register_buffer('{name}', None, persistent=False)"
+        body.kind.init.append(begins)
         read = f"self.{name}"
         with body.under(f"if {read} is None:"):
             body.emit(f"{read} = {made}")
