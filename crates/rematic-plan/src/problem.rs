@@ -125,12 +125,6 @@ impl Problem {
         &self.trace
     }
 
-    /// What its operators cost.
-    #[must_use]
-    pub fn costs(&self) -> &Arc<Costs> {
-        &self.costs
-    }
-
     /// The step without any checkpointing.
     #[must_use]
     pub fn baseline(&self) -> &Replayed {
