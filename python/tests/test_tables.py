@@ -203,6 +203,14 @@ def test_caches_of_functions_hold_nothing_without_data() -> None:
         model(batch).sum().backward()
 
 
+@functools.lru_cache(None)
+def foreign() -> dict[str, Any]:
+    """What holds itself, in a cache that is not the model's."""
+    found: dict[str, Any] = {}
+    found["self"] = [found]
+    return found
+
+
 class Held:
     """Not a module."""
 
@@ -221,6 +229,7 @@ class Elsewhere(Layer):
 
 
 def test_what_cannot_be_taken_out_is_said() -> None:
+    foreign()
     with pytest.warns(rematic.RematicWarning, match="tensor of shape \\(16, 48\\) without data in an attribute of Held"):
         rematic.capture(built(Elsewhere), torch.randn(3, 16, WIDTH), device="cuda")
     HELD.inner.table = None

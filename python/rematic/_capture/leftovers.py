@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import gc
 import sys
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rematic._model.trees import tensors_in
 from rematic._warning import warn
 
 from .holders import CONTAINERS, Cell, Holder, Mapped
@@ -118,11 +118,21 @@ def _remembered_class(kind: type) -> Callable[[], None]:
 
 
 def _results(cached: Any) -> Iterator[Tensor]:
-    """The tensors that a cache of a function holds."""
-    for held in gc.get_referents(cached):
-        # With a limit on their number it leads to results itself, and otherwise by a dict of them.
-        if held is not getattr(cached, "__dict__", None):
-            yield from tensors_in(held)
+    """The tensors that a cache of a function holds. It may be anybody's: what it holds may hold itself."""
+    # With a limit on their number it leads to results itself, and otherwise by a dict of them.
+    level = [held for held in gc.get_referents(cached) if held is not getattr(cached, "__dict__", None)]
+    seen: set[int] = set()
+    for _ in range(DEPTH + 2):
+        inner: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if issubclass(kind, Tensor):
+                yield item
+            elif id(item) not in seen:
+                seen.add(id(item))
+                if issubclass(kind, (dict, list, tuple)) or dataclasses.is_dataclass(kind):
+                    inner += gc.get_referents(item)
+        level = inner
 
 
 def clear(kept: Kept) -> None:
