@@ -121,7 +121,7 @@ def test_cudnn_runs_all_layers_at_once(name: str) -> None:
     document = json.loads(capture(model, X, optimizer=False))
     names = [document["names"][op["name"]] for op in document["ops"]]
     assert names.count("_cudnn_rnn.default") == names.count("_cudnn_rnn_backward.default") == 2
-    assert ["assumed", RESERVE] in document["facts"]
+    assert RESERVE in document["origin"]["assumptions"]
     # Weights and gradients lie in one buffer each.
     layer = next(row for row in document["modules"] if row["class"] == kind.__name__)
     (row,) = {storage for _, storage, _ in layer["parameters"]}

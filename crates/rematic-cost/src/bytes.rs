@@ -9,7 +9,7 @@
 //!   `embedding`, `index_select`, `gather` and `index` read at most one element of their source per element of the
 //!   output, `nll_loss_forward` one per target, and `nll_loss_backward` does not read its `self`.
 
-use rematic_trace::{LayoutId, Op, StepTrace, StorageId, Tensor};
+use rematic_trace::{LayoutId, Op, StepTrace, StorageId, Table, Tensor};
 
 /// What of an input is read, if not all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Reading {
 pub(crate) struct Traffic<'a> {
     trace: &'a StepTrace,
     /// By layout: many tensors share few layouts.
-    touched: Vec<u64>,
+    touched: Table<LayoutId, u64>,
     tensors: Vec<Tensor>,
     storages: Vec<StorageId>,
 }
@@ -51,7 +51,7 @@ impl<'a> Traffic<'a> {
     }
 
     fn touched(&self, layout: LayoutId) -> u64 {
-        self.touched[layout.index()]
+        self.touched[layout]
     }
 
     /// Inputs and outputs, each as often as it is given.
@@ -111,6 +111,6 @@ impl<'a> Traffic<'a> {
         self.tensors
             .iter()
             .filter(|tensor| unseen.binary_search(&tensor.storage).is_ok())
-            .fold(0, |sum, tensor| sum.saturating_add(self.touched[tensor.layout.index()]))
+            .fold(0, |sum, tensor| sum.saturating_add(self.touched[tensor.layout]))
     }
 }

@@ -1,4 +1,4 @@
-use rematic_trace::{Bytes, Flops, Layout, Millis, Op, OpId, Phase, StepTrace};
+use rematic_trace::{Bytes, Flops, Layout, Millis, NameId, Op, OpId, Phase, StepTrace, Table};
 
 use crate::bytes::{Reading, Traffic};
 use crate::device::Device;
@@ -41,9 +41,9 @@ impl Cost {
 pub struct Costs {
     rule: CostRule,
     device: String,
-    times: Vec<Millis>,
-    flops: Vec<Flops>,
-    bytes: Vec<Bytes>,
+    times: Table<OpId, Millis>,
+    flops: Table<OpId, Flops>,
+    bytes: Table<OpId, Bytes>,
     totals: [Cost; 3],
     measured: Option<Measured>,
 }
@@ -104,13 +104,13 @@ impl Costs {
                 device: table.device().to_owned(),
             });
         }
-        let time_of = |op: usize| known[signatures.of_op()[op]?];
+        let time_of = |op: OpId| known[signatures.of_op()[op]?];
         let mut costs = Self::with_times(trace, device, CostRule::Physical, time_of)?;
         costs.measured = Some(Measured {
             device: table.device().to_owned(),
-            ops: (0..trace.ops().len()).filter_map(time_of).count(),
+            ops: trace.ops().ids().filter_map(time_of).count(),
             of_ops: signatures.of_op().iter().flatten().count(),
-            time: (0..trace.ops().len()).filter_map(time_of).sum(),
+            time: trace.ops().ids().filter_map(time_of).sum(),
             of_time: costs.step().time,
         });
         Ok(costs)
@@ -120,31 +120,31 @@ impl Costs {
         trace: &StepTrace,
         device: &Device,
         rule: CostRule,
-        time_of: impl Fn(usize) -> Option<Millis>,
+        time_of: impl Fn(OpId) -> Option<Millis>,
     ) -> Result<Costs, CostError> {
         let roofline = Roofline::new(device, rule)?;
-        let kernels: Vec<Kernel> = trace.names().iter().map(|name| Kernel::named(name)).collect();
+        let kernels: Table<NameId, Kernel> = trace.names().iter().map(|name| Kernel::named(name)).collect();
         let mut traffic = Traffic::new(trace);
         let len = trace.ops().len();
         let mut costs = Costs {
             rule,
             device: device.name.clone(),
-            times: Vec::with_capacity(len),
-            flops: Vec::with_capacity(len),
-            bytes: Vec::with_capacity(len),
+            times: Vec::with_capacity(len).into(),
+            flops: Vec::with_capacity(len).into(),
+            bytes: Vec::with_capacity(len).into(),
             totals: [Cost::default(); 3],
             measured: None,
         };
-        for (index, op) in trace.ops().iter().enumerate() {
-            let kernel = kernels[op.name.index()];
+        for (id, op) in trace.ops().entries() {
+            let kernel = kernels[op.name];
             let no_rate = |NoRate(dtype)| CostError::NoRate {
-                op: OpId::new(index),
+                op: id,
                 name: trace.op_name(op).to_owned(),
                 dtype,
                 device: device.name.clone(),
                 rule,
             };
-            let cost = kernel.cost(op, trace, &roofline, &mut traffic, time_of(index)).map_err(no_rate)?;
+            let cost = kernel.cost(op, trace, &roofline, &mut traffic, time_of(id)).map_err(no_rate)?;
             costs.times.push(cost.time);
             costs.flops.push(cost.flops);
             costs.bytes.push(cost.bytes);
@@ -171,28 +171,28 @@ impl Costs {
         &self.device
     }
 
-    /// Time of each operator, by [`OpId`].
+    /// Time of each operator.
     #[must_use]
-    pub fn times(&self) -> &[Millis] {
+    pub fn times(&self) -> &Table<OpId, Millis> {
         &self.times
     }
 
-    /// Flops of each operator, by [`OpId`].
+    /// Flops of each operator.
     #[must_use]
-    pub fn flops(&self) -> &[Flops] {
+    pub fn flops(&self) -> &Table<OpId, Flops> {
         &self.flops
     }
 
-    /// Touched bytes of each operator, by [`OpId`].
+    /// Touched bytes of each operator.
     #[must_use]
-    pub fn bytes(&self) -> &[Bytes] {
+    pub fn bytes(&self) -> &Table<OpId, Bytes> {
         &self.bytes
     }
 
     /// An operator's time.
     #[must_use]
     pub fn time(&self, op: OpId) -> Millis {
-        self.times[op.index()]
+        self.times[op]
     }
 
     /// The sum over a phase, in the order of execution.

@@ -15,7 +15,7 @@
 //! A clock of all forward time and one of all backward time run through the events; a module gains what they advanced
 //! while it was active. That is linear in the events, however many modules are active at once.
 
-use rematic_trace::{CallId, Event, Millis, ModuleId, Phase, StepTrace};
+use rematic_trace::{CallId, Event, Millis, ModuleId, Phase, StepTrace, Table};
 
 use crate::costs::Costs;
 use crate::rules::CostRule;
@@ -23,8 +23,8 @@ use crate::rules::CostRule;
 /// Forward and backward time of every module. Operators of the optimizer belong to no module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModuleTimes {
-    forward: Vec<Millis>,
-    backward: Vec<Millis>,
+    forward: Table<ModuleId, Millis>,
+    backward: Table<ModuleId, Millis>,
 }
 
 impl ModuleTimes {
@@ -37,37 +37,37 @@ impl ModuleTimes {
         }
     }
 
-    /// Forward time of each module with all that is inside it, by [`ModuleId`].
+    /// Forward time of each module with all that is inside it.
     #[must_use]
-    pub fn forward(&self) -> &[Millis] {
+    pub fn forward(&self) -> &Table<ModuleId, Millis> {
         &self.forward
     }
 
-    /// Backward time of each module with all that is inside it, by [`ModuleId`].
+    /// Backward time of each module with all that is inside it.
     #[must_use]
-    pub fn backward(&self) -> &[Millis] {
+    pub fn backward(&self) -> &Table<ModuleId, Millis> {
         &self.backward
     }
 }
 
 fn by_tree(trace: &StepTrace, costs: &Costs) -> ModuleTimes {
     let modules = trace.modules();
-    let mut forward = vec![Millis(0.0); modules.len()];
+    let mut forward = modules.filled(Millis(0.0));
     let mut backward = forward.clone();
     for (op, &time) in trace.ops().iter().zip(costs.times()) {
         let Some(module) = trace.module_of(op) else { continue };
         match op.phase {
-            Phase::Forward => forward[module.index()] += time,
-            Phase::Backward => backward[module.index()] += time,
+            Phase::Forward => forward[module] += time,
+            Phase::Backward => backward[module] += time,
             Phase::Optimizer => {}
         }
     }
     // Parents stand before their children, so from the back every child is complete before it is added.
-    for (index, module) in modules.iter().enumerate().rev() {
+    for (id, module) in modules.entries().rev() {
         if let Some(parent) = module.parent {
-            let (inside_forward, inside_backward) = (forward[index], backward[index]);
-            forward[parent.index()] += inside_forward;
-            backward[parent.index()] += inside_backward;
+            let (inside_forward, inside_backward) = (forward[id], backward[id]);
+            forward[parent] += inside_forward;
+            backward[parent] += inside_backward;
         }
     }
     ModuleTimes { forward, backward }
@@ -138,7 +138,7 @@ struct Windows<'a> {
     trace: &'a StepTrace,
     forward: Clock,
     backward: Clock,
-    modules: Vec<Window>,
+    modules: Table<ModuleId, Window>,
     /// Modules that were activated since everything was last ended; some may have ended since.
     begun: Vec<ModuleId>,
 }
@@ -156,14 +156,14 @@ impl<'a> Windows<'a> {
             trace,
             forward: Clock::default(),
             backward: Clock::default(),
-            modules: vec![Window::default(); trace.modules().len()],
+            modules: trace.modules().filled(Window::default()),
             begun: Vec::new(),
         }
     }
 
     fn begin(&mut self, call: CallId) {
         let module = self.trace.call(call).module;
-        let window = &mut self.modules[module.index()];
+        let window = &mut self.modules[module];
         if window.active == 0 {
             window.since = (self.forward, self.backward);
             self.begun.push(module);
@@ -173,23 +173,23 @@ impl<'a> Windows<'a> {
 
     fn end(&mut self, call: CallId) {
         let module = self.trace.call(call).module;
-        match self.modules[module.index()].active {
+        match self.modules[module].active {
             0 => {}
             1 => self.close(module),
-            _ => self.modules[module.index()].active -= 1,
+            _ => self.modules[module].active -= 1,
         }
     }
 
     fn end_all(&mut self) {
         for module in std::mem::take(&mut self.begun) {
-            if self.modules[module.index()].active > 0 {
+            if self.modules[module].active > 0 {
                 self.close(module);
             }
         }
     }
 
     fn close(&mut self, module: ModuleId) {
-        let window = &mut self.modules[module.index()];
+        let window = &mut self.modules[module];
         window.active = 0;
         window.gained.0.0 = window.gained.0.0.saturating_add(self.forward.0 - window.since.0.0);
         window.gained.1.0 = window.gained.1.0.saturating_add(self.backward.0 - window.since.1.0);

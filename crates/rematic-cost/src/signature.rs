@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 
-use rematic_trace::{Layout, StepTrace, Tensor};
+use rematic_trace::{Id, Layout, NameId, OpId, StepTrace, Table, Tensor};
 
 use crate::rules::{only_allocates, without_overload};
 
@@ -28,7 +28,7 @@ pub struct Signature {
 #[derive(Clone, Debug)]
 pub struct Signatures {
     all: Vec<(Signature, usize)>,
-    of_op: Vec<Option<usize>>,
+    of_op: Table<OpId, Option<usize>>,
 }
 
 impl Signatures {
@@ -37,20 +37,19 @@ impl Signatures {
     pub fn new(trace: &StepTrace) -> Self {
         let names = firsts(trace.names());
         let layouts = firsts(trace.layouts());
-        let without_kernel: Vec<bool> =
+        let without_kernel: Table<NameId, bool> =
             trace.names().iter().map(|name| only_allocates(without_overload(name))).collect();
         let mut known: HashMap<Vec<usize>, usize> = HashMap::new();
-        let mut signatures = Signatures { all: Vec::new(), of_op: Vec::with_capacity(trace.ops().len()) };
+        let mut signatures = Signatures { all: Vec::new(), of_op: Vec::with_capacity(trace.ops().len()).into() };
         for op in trace.ops() {
-            if op.flags.view || op.flags.host || without_kernel[op.name.index()] {
+            if op.flags.view || op.flags.host || without_kernel[op.name] {
                 signatures.of_op.push(None);
                 continue;
             }
             let (inputs, outputs) = (trace.inputs(op), trace.outputs(op));
-            let ids = |tensors: &[Tensor]| -> Vec<usize> {
-                tensors.iter().map(|tensor| layouts[tensor.layout.index()]).collect()
-            };
-            let mut key = vec![names[op.name.index()], inputs.len()];
+            let ids =
+                |tensors: &[Tensor]| -> Vec<usize> { tensors.iter().map(|tensor| layouts[tensor.layout]).collect() };
+            let mut key = vec![names[op.name], inputs.len()];
             key.extend(ids(inputs));
             key.extend(ids(outputs));
             let index = *known.entry(key).or_insert_with(|| {
@@ -72,15 +71,15 @@ impl Signatures {
         &self.all
     }
 
-    /// For each operator, by [`OpId`](rematic_trace::OpId), the position of its signature in [`Signatures::all`].
+    /// For each operator, the position of its signature in [`Signatures::all`].
     #[must_use]
-    pub fn of_op(&self) -> &[Option<usize>] {
+    pub fn of_op(&self) -> &Table<OpId, Option<usize>> {
         &self.of_op
     }
 }
 
 /// For each row, the first that is equal to it: another program's trace may list a name or a layout twice.
-fn firsts<T: std::hash::Hash + Eq>(rows: &[T]) -> Vec<usize> {
+fn firsts<I: Id, T: std::hash::Hash + Eq>(rows: &Table<I, T>) -> Table<I, usize> {
     let mut known = HashMap::new();
     rows.iter().enumerate().map(|(index, row)| *known.entry(row).or_insert(index)).collect()
 }

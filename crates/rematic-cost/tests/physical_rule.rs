@@ -157,8 +157,8 @@ fn time_goes_to_the_calls_module_and_all_above_it() {
     let costs = step.costs("a100-80", CostRule::Physical);
     let times = ModuleTimes::new(&step.trace, &costs);
     for (module, forward, backward) in [(root, 4.0, 1.0), (a, 3.0, 1.0), (b, 2.0, 1.0), (c, 0.0, 0.0)] {
-        assert_millis(times.forward()[module.index()], forward * relu);
-        assert_millis(times.backward()[module.index()], backward * relu);
+        assert_millis(times.forward()[module], forward * relu);
+        assert_millis(times.backward()[module], backward * relu);
     }
     assert_millis(costs.total(Phase::Forward).time, 5.0 * relu);
     assert_millis(costs.total(Phase::Optimizer).time, relu);

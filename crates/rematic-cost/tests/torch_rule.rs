@@ -207,11 +207,11 @@ fn projections_with_one_input_are_charged_for_each_other() {
     let costs = step.costs("a100-80", CostRule::Torch);
     let times = ModuleTimes::new(&step.trace, &costs);
     for module in modules {
-        assert_millis(times.forward()[module.index()], 0.330_382_099_692_307_7);
+        assert_millis(times.forward()[module], 0.330_382_099_692_307_7);
     }
-    assert_millis(times.backward()[modules[0].index()], 0.697_790_914_441_015_6); // attention.wq, bw
-    assert_millis(times.backward()[modules[1].index()], 1.395_581_828_882_031); // attention.wk, bw
-    assert_millis(times.backward()[modules[2].index()], 2.056_346_028_266_647); // attention.wv, bw
-    assert_close(times.backward()[root.index()].0, costs.total(Phase::Backward).time.0);
-    assert_close(times.forward()[root.index()].0, costs.total(Phase::Forward).time.0);
+    assert_millis(times.backward()[modules[0]], 0.697_790_914_441_015_6); // attention.wq, bw
+    assert_millis(times.backward()[modules[1]], 1.395_581_828_882_031); // attention.wk, bw
+    assert_millis(times.backward()[modules[2]], 2.056_346_028_266_647); // attention.wv, bw
+    assert_close(times.backward()[root].0, costs.total(Phase::Backward).time.0);
+    assert_close(times.forward()[root].0, costs.total(Phase::Forward).time.0);
 }

@@ -33,8 +33,8 @@ impl Counted {
         let one = 8000.0 / 2039.0 / 1e6;
         assert_eq!(times.forward().len(), expected.len());
         for (module, (forward, backward)) in expected.iter().enumerate() {
-            assert_close(times.forward()[module].0, forward * one);
-            assert_close(times.backward()[module].0, backward * one);
+            assert_close(times.forward().items()[module].0, forward * one);
+            assert_close(times.backward().items()[module].0, backward * one);
         }
     }
 }

@@ -63,7 +63,7 @@ impl Step {
         storages.dedup();
         self.tape.with(|state| {
             for storage in storages {
-                let bytes = state.trace.storages()[storage.index()].bytes;
+                let bytes = state.trace.storages()[storage].bytes;
                 let previous = state.trace.storage_before_step(bytes, Category::Activation);
                 state.emit(Event::Drop(previous));
             }

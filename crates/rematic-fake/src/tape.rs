@@ -3,6 +3,7 @@ use std::rc::Rc;
 
 use rematic_trace::{
     CallId, Category, Dtype, Event, Layout, Module, ModuleId, OpId, OpRecord, Parameter, Phase, StepTrace, StorageId,
+    Table,
 };
 
 use crate::autograd::{Edge, Node, NodeId, NodeKind};
@@ -35,7 +36,7 @@ pub(crate) struct State {
     pub(crate) open_ended_calls: Vec<CallId>,
     pub(crate) error: Option<FakeError>,
     /// Ordinary references per storage.
-    references: Vec<u32>,
+    references: Table<StorageId, u32>,
 }
 
 impl Tape {
@@ -54,7 +55,7 @@ impl Tape {
             hook_groups: Vec::new(),
             open_ended_calls: Vec::new(),
             error: None,
-            references: Vec::new(),
+            references: Table::default(),
         })))
     }
 
@@ -232,7 +233,7 @@ impl Tape {
 
     pub(crate) fn let_go(&self, storage: StorageId) {
         self.with(|state| {
-            let count = &mut state.references[storage.index()];
+            let count = &mut state.references[storage];
             *count -= 1;
             if *count == 0 && state.error.is_none() {
                 state.trace.push(Event::Drop(storage));
@@ -291,9 +292,9 @@ impl State {
 
     fn hold(&mut self, storage: StorageId) {
         if self.references.len() <= storage.index() {
-            self.references.resize(storage.index() + 1, 0);
+            self.references.items_mut().resize(storage.index() + 1, 0);
         }
-        self.references[storage.index()] += 1;
+        self.references[storage] += 1;
     }
 
     pub(crate) fn emit(&mut self, event: Event) {

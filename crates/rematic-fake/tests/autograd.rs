@@ -51,7 +51,7 @@ fn saves(trace: &StepTrace, name: &str) -> Vec<StorageId> {
 }
 
 fn parameter(trace: &StepTrace, index: usize) -> StorageId {
-    trace.modules()[0].parameters[index].storage
+    trace.modules().items()[0].parameters[index].storage
 }
 
 fn batch(trace: &StepTrace) -> StorageId {

@@ -84,7 +84,7 @@ fn parameters_without_gradient_are_skipped() {
         drop(unused);
         let steps = trace.ops().iter().filter(|op| op.phase == Phase::Optimizer);
         for tensor in steps.flat_map(|op| trace.inputs(op)) {
-            assert_eq!(trace.layouts()[tensor.layout.index()].shape, [6, 4], "{optimizer}");
+            assert_eq!(trace.layouts()[tensor.layout].shape, [6, 4], "{optimizer}");
         }
     }
 }

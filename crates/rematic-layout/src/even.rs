@@ -46,7 +46,7 @@ pub fn even_shards(trace: &StepTrace, ranks: u64) -> Result<Cow<'_, StepTrace>, 
     sharded.rewrite(|event, events| {
         events.push(event);
         if let Event::Recategorize(storage, category) = event {
-            let record = &trace.storages()[storage.index()];
+            let record = &trace.storages()[storage];
             if is_spread(category) && !is_spread(record.category) {
                 events.push(Event::Shrink(storage, share(record.bytes)));
             }

@@ -25,7 +25,7 @@ fn counted(trace: &StepTrace, ranks: u64) -> Vec<u64> {
     Schedule::plain(trace, &start).replay(&mut |_: Ran, ledger: &Ledger| {
         let alive = storages.iter().filter(|storage| ledger.is_alive(**storage));
         let own = alive.map(|storage| {
-            let bytes = trace.storages()[storage.index()].bytes;
+            let bytes = trace.storages()[*storage].bytes;
             let spread = ledger.category(*storage).is_some_and(is_spread);
             (if spread { bytes.div_ceil(ranks) } else { bytes }).div_ceil(512) * 512
         });
@@ -59,7 +59,7 @@ fn gradients_are_whole_until_they_are_gradients() {
     let rank = even_shards(&trace, 8).unwrap();
     let shrunk = rank.events().windows(2).filter_map(|pair| match pair {
         [Event::Recategorize(storage, Category::Gradient), Event::Shrink(shrinks, bytes)] => {
-            assert_eq!((storage, *bytes), (shrinks, trace.storages()[storage.index()].bytes.div_ceil(8)));
+            assert_eq!((storage, *bytes), (shrinks, trace.storages()[*storage].bytes.div_ceil(8)));
             Some(storage)
         }
         _ => None,

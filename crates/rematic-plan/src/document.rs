@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use rematic_replay::{Checkpoint, Region, Regions};
+use rematic_replay::{Checkpoint, Region, RegionId, Regions};
 use rematic_trace::{Bytes, Decision, FileAction, Millis, OpId, StepTrace};
 use serde::{Deserialize, Serialize};
 
@@ -218,9 +218,9 @@ impl PlanDocument {
     /// # Errors
     /// If the step is another one than the plan was made for; the first operator that differs is named.
     pub fn checkpoints(&self, trace: &StepTrace, regions: &Regions) -> Result<Vec<Checkpoint>, DocumentError> {
-        let mut by_path: HashMap<String, Vec<(usize, usize)>> = HashMap::new();
-        for (index, region) in regions.all().iter().enumerate() {
-            by_path.entry(trace.path(region.module)).or_default().push((call_number(trace, region), index));
+        let mut by_path: HashMap<String, Vec<(usize, RegionId)>> = HashMap::new();
+        for (id, region) in regions.all().entries() {
+            by_path.entry(trace.path(region.module)).or_default().push((call_number(trace, region), id));
         }
         let mut checkpoints = Vec::with_capacity(self.regions.len());
         for planned in &self.regions {
@@ -323,7 +323,7 @@ fn place_of_fault(text: &[u8]) -> String {
 /// Which of its module's calls in the step a region is; those that cannot be checkpointed count too, for whoever applies
 /// the plan cannot tell them apart.
 fn call_number(trace: &StepTrace, region: &Region) -> usize {
-    trace.calls()[..region.call.index()].iter().filter(|call| call.module == region.module).count()
+    trace.calls().items()[..region.call.index()].iter().filter(|call| call.module == region.module).count()
 }
 
 fn planned_region(problem: &Problem, checkpoint: &Checkpoint) -> PlannedRegion {

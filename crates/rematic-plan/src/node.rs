@@ -3,8 +3,8 @@
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 
-use rematic_replay::Regions;
-use rematic_trace::{Bytes, Event, Phase, StepTrace};
+use rematic_replay::{RegionId, Regions};
+use rematic_trace::{Bytes, Event, OpId, Phase, StepTrace, Table};
 
 use crate::problem::Limits;
 use crate::region::{Candidate, Candidates, Frontier, Pricing};
@@ -12,8 +12,7 @@ use crate::replayed::Totals;
 
 /// A region that may be checkpointed.
 pub(crate) struct Node {
-    /// By position in [`Regions::all`].
-    pub(crate) region: usize,
+    pub(crate) region: RegionId,
     pub(crate) start: usize,
     pub(crate) end: usize,
     /// The first node after it that does not lie inside it.
@@ -64,7 +63,7 @@ pub(crate) enum Limit {
 
 /// A region that may be checkpointed, as far as nothing around it is known.
 pub(crate) struct Span {
-    region: usize,
+    region: RegionId,
     start: usize,
     end: usize,
     candidate: Arc<Candidate>,
@@ -79,15 +78,15 @@ pub(crate) struct Span {
 pub(crate) fn spans(
     mut candidates: Candidates<'_>,
     regions: &Regions,
-    totals: &[Bytes],
-    allowed: &[bool],
+    totals: &Table<OpId, Bytes>,
+    allowed: &Table<RegionId, bool>,
     limits: &Limits,
     pricing: Pricing,
 ) -> Vec<Span> {
     // Equal layers share one frontier.
     let mut known: HashMap<Vec<u64>, (Arc<Candidate>, Arc<Frontier>)> = HashMap::new();
     let mut spans: Vec<Span> = Vec::new();
-    for (index, region) in regions.all().iter().enumerate().filter(|(index, _)| allowed[*index]) {
+    for (id, region) in regions.all().entries().filter(|(id, _)| allowed[*id]) {
         limits.cancel.check();
         let Some(mut candidate) = candidates.candidate(region, pricing) else { continue };
         if limits.whole {
@@ -96,7 +95,7 @@ pub(crate) fn spans(
         let settled = candidate.settled;
         let (mut own_forward, mut own_forward_with) = (0, 0);
         candidates.own_forward(region, &candidate, pricing, |op, freed, beyond| {
-            let total = totals[op.index()].0;
+            let total = totals[op].0;
             own_forward = own_forward.max(total.saturating_sub(freed));
             own_forward_with = own_forward_with.max(total.saturating_add_signed(beyond.saturating_neg()));
         });
@@ -108,7 +107,7 @@ pub(crate) fn spans(
             })
             .clone();
         let (start, end) = (region.ops.start, region.ops.end);
-        spans.push(Span { region: index, start, end, candidate, frontier, settled, own_forward, own_forward_with });
+        spans.push(Span { region: id, start, end, candidate, frontier, settled, own_forward, own_forward_with });
     }
     spans
 }
@@ -122,7 +121,7 @@ pub(crate) struct Nodes {
     /// By number of ends that lie before.
     pub(crate) ceilings: Vec<Ceiling>,
     /// For every operator, what limits the moment after it if no region around it is chosen.
-    pub(crate) limit_of_op: Vec<Limit>,
+    pub(crate) limit_of_op: Table<OpId, Limit>,
 }
 
 impl Nodes {
@@ -143,7 +142,7 @@ impl Nodes {
             frontier: span.frontier,
             rebuilt_last: rebuilt_last[index],
             before_trigger: match trace.events()[regions.all()[span.region].trigger] {
-                Event::Op(op) => totals.before[op.index()].0,
+                Event::Op(op) => totals.before[op].0,
                 _ => 0,
             },
             forward_after: forward_after[index],
@@ -185,17 +184,17 @@ struct Highs {
     forward_after: Vec<u64>,
     /// By number of ends that lie before.
     ceilings: Vec<Ceiling>,
-    limit_of_op: Vec<Limit>,
+    limit_of_op: Table<OpId, Limit>,
 }
 
 impl Highs {
     fn new(trace: &StepTrace, regions: &Regions, totals: &Totals, spans: &[Span], ends: &[usize]) -> Self {
-        let innermost = innermost(spans, trace.ops().len());
+        let innermost = innermost(spans, trace);
         let mut highs = Highs {
             first_forward: vec![0; spans.len()],
             forward_after: vec![0; spans.len()],
             ceilings: vec![Ceiling::default(); ends.len() + 1],
-            limit_of_op: vec![Limit::Ceiling(0); trace.ops().len()],
+            limit_of_op: trace.ops().filled(Limit::Ceiling(0)),
         };
         highs.ceilings[0].forward = totals.start.0;
         // Exits come in the order of events: innermost first where they coincide.
@@ -217,13 +216,13 @@ impl Highs {
                 dropped.pop();
             }
             let rank = dropped.peek().map_or(0, |(end, _)| ends.partition_point(|other| other <= end));
-            let total = totals.after[op.index()].0;
+            let total = totals.after[op].0;
             let forward = trace.op(op).phase == Phase::Forward;
             let begins = |span: &usize| rank.checked_sub(1).is_none_or(|last| ends[last] <= spans[*span].start);
             let ceiling = &mut highs.ceilings[rank];
-            highs.limit_of_op[op.index()] = Limit::Ceiling(rank);
-            if let Some(span) = innermost[op.index()].filter(begins).filter(|_| forward) {
-                highs.limit_of_op[op.index()] = Limit::First(span);
+            highs.limit_of_op[op] = Limit::Ceiling(rank);
+            if let Some(span) = innermost[op].filter(begins).filter(|_| forward) {
+                highs.limit_of_op[op] = Limit::First(span);
                 highs.first_forward[span] = highs.first_forward[span].max(total);
             } else if forward {
                 ceiling.forward = ceiling.forward.max(total);
@@ -245,11 +244,11 @@ impl Highs {
 }
 
 /// For every operator, the innermost span that contains it.
-fn innermost(spans: &[Span], ops: usize) -> Vec<Option<usize>> {
-    let mut innermost = vec![None; ops];
+fn innermost(spans: &[Span], trace: &StepTrace) -> Table<OpId, Option<usize>> {
+    let mut innermost = trace.ops().filled(None);
     for (index, span) in spans.iter().enumerate() {
         // Inner ones come later and overwrite.
-        innermost[span.start..span.end].fill(Some(index));
+        innermost.items_mut()[span.start..span.end].fill(Some(index));
     }
     innermost
 }

@@ -214,7 +214,7 @@ impl Problem {
                         (with.saturating_sub(before), &mut tightening.keep[pick.node])
                     }
                 }
-                None => match self.limit_of_op[ran.op.index()] {
+                None => match self.limit_of_op[ran.op] {
                     Limit::First(node) => {
                         let before = freed_before(nodes[node].start);
                         (nodes[node].first_forward.saturating_sub(before), &mut tightening.first[node])

@@ -3,8 +3,8 @@
 use std::sync::{Arc, OnceLock};
 
 use rematic_cost::Costs;
-use rematic_replay::{Allocator, Checkpoint, Ledger, Ran, Recording, Regions, Schedule};
-use rematic_trace::{Bytes, CallId, Millis, ModuleId, OpId, Phase, StepTrace};
+use rematic_replay::{Allocator, Checkpoint, Ledger, Ran, Recording, RegionId, Regions, Schedule};
+use rematic_trace::{Bytes, CallId, Millis, ModuleId, OpId, Phase, StepTrace, Table};
 
 use crate::cancel::Cancel;
 use crate::enumeration::Enumeration;
@@ -57,7 +57,7 @@ pub struct Problem {
     /// By number of ends that lie before.
     pub(crate) ceilings: Vec<Ceiling>,
     /// For every operator, what limits the moment after it if no region around it is chosen.
-    pub(crate) limit_of_op: Vec<Limit>,
+    pub(crate) limit_of_op: Table<OpId, Limit>,
     pub(crate) cancel: Cancel,
     pub(crate) allocator: Allocator,
     /// The state before the step.
@@ -66,7 +66,7 @@ pub struct Problem {
     first_forward: Option<(OpId, OpId)>,
     baseline: Replayed,
     /// Bytes in use after every operator of the plain step.
-    totals: Vec<Bytes>,
+    totals: Table<OpId, Bytes>,
     enumeration: OnceLock<Option<Enumeration>>,
 }
 
@@ -152,7 +152,7 @@ impl Problem {
             // Without the plan, nothing happens while operators run again.
             let phase = if ran.again { Phase::Backward } else { self.trace.op(ran.op).phase };
             if !ran.again {
-                plain = self.totals[ran.op.index()];
+                plain = self.totals[ran.op];
             }
             moments.push(PlannedMoment { phase, before: plain, after: Bytes(total) });
         });
@@ -181,15 +181,15 @@ impl Problem {
     /// The full names of the modules that the limits let be checkpointed, each once, in the order of the model.
     #[must_use]
     pub fn checkpointable(&self) -> Vec<String> {
-        let mut seen = vec![false; self.trace.modules().len()];
+        let mut seen = self.trace.modules().filled(false);
         let modules = self.nodes.iter().map(|node| self.regions.all()[node.region].module);
-        let new = |module: &ModuleId| !std::mem::replace(&mut seen[module.index()], true);
+        let new = |module: &ModuleId| !std::mem::replace(&mut seen[*module], true);
         modules.filter(new).map(|module| self.trace.path(module)).collect()
     }
 
-    /// The region of a call, by position in [`Regions::all`]; `None` if it cannot be checkpointed, or the limits exclude it.
+    /// The region of a call; `None` if it cannot be checkpointed, or the limits exclude it.
     #[must_use]
-    pub fn region_of(&self, call: CallId) -> Option<usize> {
+    pub fn region_of(&self, call: CallId) -> Option<RegionId> {
         let mut regions = self.nodes.iter().map(|node| node.region);
         regions.find(|region| self.regions.all()[*region].call == call)
     }

@@ -1,6 +1,6 @@
 use rematic_cost::Costs;
 use rematic_replay::{Action, Highest, Ledger, Observer, Ran, Snapshot};
-use rematic_trace::{Bytes, CallId, Event, Millis, OpId, Phase, StepTrace};
+use rematic_trace::{Bytes, CallId, Event, Millis, OpId, Phase, StepTrace, Table};
 
 /// What a replay of the step under a plan says.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,14 +83,14 @@ pub(crate) struct Totals {
     /// Before the step.
     pub(crate) start: Bytes,
     /// Just before each begins.
-    pub(crate) before: Vec<Bytes>,
+    pub(crate) before: Table<OpId, Bytes>,
     /// Right after each has run.
-    pub(crate) after: Vec<Bytes>,
+    pub(crate) after: Table<OpId, Bytes>,
 }
 
 impl Totals {
     pub(crate) fn new(trace: &StepTrace, start: &Ledger) -> Self {
-        let unknown = || vec![Bytes(0); trace.ops().len()];
+        let unknown = || trace.ops().filled(Bytes(0));
         Totals { start: start.snapshot().total(), before: unknown(), after: unknown() }
     }
 }
@@ -98,8 +98,8 @@ impl Totals {
 impl Observer for Totals {
     fn observe(&mut self, action: Action, ledger: &Ledger) {
         match action {
-            Action::Launch(ran) => self.before[ran.op.index()] = ledger.snapshot().total(),
-            Action::Run(ran) => self.after[ran.op.index()] = ledger.snapshot().total(),
+            Action::Launch(ran) => self.before[ran.op] = ledger.snapshot().total(),
+            Action::Run(ran) => self.after[ran.op] = ledger.snapshot().total(),
             _ => {}
         }
     }
@@ -107,7 +107,7 @@ impl Observer for Totals {
 
 /// The first and the last operator of the model's first forward.
 pub(crate) fn first_forward(trace: &StepTrace) -> Option<(OpId, OpId)> {
-    let is_root = |call: CallId| trace.modules()[trace.call(call).module.index()].parent.is_none();
+    let is_root = |call: CallId| trace.module(trace.call(call).module).parent.is_none();
     let mut events = trace.events().iter();
     let root = events.find_map(|event| match event {
         Event::Enter(call) if is_root(*call) => Some(*call),

@@ -1,7 +1,7 @@
 //! Which regions a user's patterns leave: the same for every planner.
 
-use rematic_replay::Regions;
-use rematic_trace::{Opt, StepTrace, any_layer};
+use rematic_replay::{RegionId, Regions};
+use rematic_trace::{Opt, StepTrace, Table, any_layer};
 use wildmatch::WildMatch;
 
 use crate::{Limits, PlanError};
@@ -13,7 +13,11 @@ const NAMES: usize = 18;
 ///
 /// # Errors
 /// If nothing matches a pattern.
-pub(crate) fn allowed(trace: &StepTrace, regions: &Regions, limits: &Limits) -> Result<Vec<bool>, PlanError> {
+pub(crate) fn allowed(
+    trace: &StepTrace,
+    regions: &Regions,
+    limits: &Limits,
+) -> Result<Table<RegionId, bool>, PlanError> {
     let paths: Vec<String> = regions.all().iter().map(|region| trace.path(region.module)).collect();
     let matching = |setting: Opt, patterns: &[String]| {
         let mut matching = vec![false; paths.len()];

@@ -110,13 +110,13 @@ impl Step {
 
     fn bundles(&self) -> Option<Vec<(Vec<usize>, Fate)>> {
         let regions = Regions::new(&self.trace);
-        let found = bundles(&self.trace, &Writes::new(&self.trace), &regions.all()[0])?;
+        let found = bundles(&self.trace, &Writes::new(&self.trace), &regions.all().items()[0])?;
         Some(found.into_iter().map(|bundle| (bundle.ops, bundle.fate)).collect())
     }
 
     fn nearest(&self, saved: &[usize]) -> Option<Vec<usize>> {
         let regions = Regions::new(&self.trace);
-        let region = &regions.all()[0];
+        let region = &regions.all().items()[0];
         let saved: Vec<OpId> = saved.iter().map(|op| OpId::new(region.ops.start + op)).collect();
         let found = nearest_saved(&self.trace, &Writes::new(&self.trace), region, &saved)?;
         Some(found.into_iter().map(|op| op.index() - region.ops.start).collect())

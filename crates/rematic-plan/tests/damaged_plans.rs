@@ -215,8 +215,8 @@ fn apply(plan: &mut Value, change: &Change) {
         Change::Move(at, to) => {
             let trace = &STEP.0;
             let problem = problem();
-            let region = &problem.regions().all()[to.index(problem.regions().all().len())];
-            let ops = trace.ops()[region.ops.clone()].iter().enumerate();
+            let region = &problem.regions().all().items()[to.index(problem.regions().all().len())];
+            let ops = trace.ops().items()[region.ops.clone()].iter().enumerate();
             let decisions = ["recompute", "save"];
             regions[at.index(count)]["module"] = json!(trace.path(region.module));
             regions[at.index(count)]["policy"] = ops

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
 use rematic::{Cancel, Model, Options, Source, StepTrace, Study, Target, Timeline};
-use rematic_trace::ModuleId;
+use rematic_trace::{ModuleId, Table};
 
 use crate::device::DeviceName;
 use crate::error::{TraceError, exception};
@@ -184,22 +184,20 @@ impl Trace {
     /// The modules, each after the module that holds it.
     #[getter]
     fn modules(&self) -> Vec<Module> {
-        let mut calls = vec![0; self.step.modules().len()];
+        let mut calls = self.step.modules().filled(0);
         for call in self.step.calls() {
-            calls[call.module.index()] += 1;
+            calls[call.module] += 1;
         }
-        let module = |(index, calls)| {
-            let id = ModuleId::new(index);
-            Module { path: self.step.path(id), class_name: self.step.module(id).class.clone(), calls }
-        };
-        calls.into_iter().enumerate().map(module).collect()
+        let module =
+            |(id, &calls)| Module { path: self.step.path(id), class_name: self.step.module(id).class.clone(), calls };
+        calls.entries().map(module).collect()
     }
 
     /// The operators, in the order of execution.
     #[getter]
     fn ops(&self) -> Vec<Op> {
         let step = &self.step;
-        let paths: Vec<String> = (0..step.modules().len()).map(|index| step.path(ModuleId::new(index))).collect();
+        let paths: Table<ModuleId, String> = step.modules().ids().map(|module| step.path(module)).collect();
         let tensors = |tensors: &[rematic_trace::Tensor]| {
             let tuple =
                 |tensor: &rematic_trace::Tensor| (tensor.storage.index(), layout_tuple(step.layout_of(*tensor)));
@@ -208,7 +206,7 @@ impl Trace {
         let op = |op: &rematic_trace::Op| Op {
             name: step.op_name(op).to_owned(),
             phase: op.phase.to_string(),
-            module: step.module_of(op).map(|module| paths[module.index()].clone()),
+            module: step.module_of(op).map(|module| paths[module].clone()),
             inputs: tensors(step.inputs(op)),
             outputs: tensors(step.outputs(op)),
             view: op.flags.view,

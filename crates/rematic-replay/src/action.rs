@@ -1,24 +1,16 @@
-use rematic_trace::{Bytes, CallId, Category, OpId, StorageId, StreamId};
+use rematic_trace::{Bytes, CallId, Category, OpId, StorageId, StreamId, id};
 
 use crate::Ledger;
 
-/// A block of memory of the step as it runs: a storage, or the copy of one that recomputation makes anew.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BufferId(pub(crate) u32);
-
-impl BufferId {
-    /// The position in tables of all buffers.
-    #[must_use]
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
+id!(
+    /// A block of memory of the step as it runs: a storage, or the copy of one that recomputation makes anew.
+    BufferId
+);
 
 /// The storages are the first buffers.
 impl From<StorageId> for BufferId {
     fn from(storage: StorageId) -> Self {
-        // Ids are made from `u32` only, so they always fit.
-        BufferId(u32::try_from(storage.index()).unwrap_or(u32::MAX))
+        BufferId::new(storage.index())
     }
 }
 

@@ -1,4 +1,4 @@
-use rematic_trace::{Millis, OpId, StepTrace, StreamId};
+use rematic_trace::{Millis, OpId, StepTrace, StreamId, Table};
 
 use crate::{Action, Ledger, Observer, Ran};
 
@@ -9,19 +9,19 @@ use crate::{Action, Ledger, Observer, Ran};
 pub struct Clock<'a, T> {
     trace: &'a StepTrace,
     time_of: T,
-    done: Vec<Millis>,
+    done: Table<StreamId, Millis>,
 }
 
 impl<'a, T: Fn(OpId) -> Millis> Clock<'a, T> {
     /// All clocks at zero; `time_of` is what an operator takes.
     pub fn new(trace: &'a StepTrace, time_of: T) -> Self {
-        Clock { trace, time_of, done: vec![Millis(0.0); trace.streams().len()] }
+        Clock { trace, time_of, done: trace.streams().filled(Millis(0.0)) }
     }
 
     /// When all that was queued on a stream is done.
     #[must_use]
     pub fn done(&self, stream: StreamId) -> Millis {
-        self.done[stream.index()]
+        self.done[stream]
     }
 
     /// When the step is over.
@@ -36,11 +36,11 @@ impl<T: Fn(OpId) -> Millis> Observer for Clock<'_, T> {
         match action {
             Action::Run(Ran { op, .. }) => {
                 let stream = self.trace.op(op).stream;
-                self.done[stream.index()] = self.done[stream.index()] + (self.time_of)(op);
+                self.done[stream] = self.done[stream] + (self.time_of)(op);
             }
             Action::Wait { stream, on } => {
-                let (waits, other) = (self.done[stream.index()], self.done[on.index()]);
-                self.done[stream.index()] = if other.0 > waits.0 { other } else { waits };
+                let (waits, other) = (self.done[stream], self.done[on]);
+                self.done[stream] = if other.0 > waits.0 { other } else { waits };
             }
             _ => {}
         }

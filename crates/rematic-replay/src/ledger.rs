@@ -1,4 +1,4 @@
-use rematic_trace::{Bytes, Category, Pool, StepTrace, Storage, StorageId};
+use rematic_trace::{Bytes, Category, Pool, StepTrace, Storage, StorageId, Table};
 
 use crate::action::{Action, BufferId};
 use crate::{Allocator, Snapshot};
@@ -14,7 +14,7 @@ use crate::{Allocator, Snapshot};
 /// changes nothing.
 #[derive(Clone, Debug)]
 pub struct Ledger {
-    accounts: Vec<Account>,
+    accounts: Table<BufferId, Account>,
     snapshot: Snapshot,
     storages: usize,
     allocator: Allocator,
@@ -43,16 +43,16 @@ impl Ledger {
     /// The state before the step: the storages that exist then are held, all others are not born.
     #[must_use]
     pub fn new(trace: &StepTrace, allocator: Allocator) -> Self {
-        Ledger::with_sizes(trace, allocator, |storage| Bytes(trace.storages()[storage.index()].own_bytes()))
+        Ledger::with_sizes(trace, allocator, |storage| Bytes(trace.storages()[storage].own_bytes()))
     }
 
     /// The same with other sizes than the trace has, as requested from the allocator: what if a storage were smaller?
     #[must_use]
     pub fn with_sizes(trace: &StepTrace, allocator: Allocator, size: impl Fn(StorageId) -> Bytes) -> Self {
         let mut snapshot = Snapshot::default();
-        let account = |(index, storage): (usize, &Storage)| {
+        let account = |(id, storage): (StorageId, &Storage)| {
             let footprint = match storage.pool {
-                Pool::Device => allocator.footprint(size(StorageId::new(index))),
+                Pool::Device => allocator.footprint(size(id)),
                 // It takes the host's memory, not the device's.
                 Pool::Pinned => Bytes(0),
             };
@@ -63,15 +63,16 @@ impl Ledger {
             }
             account
         };
-        let accounts: Vec<_> = trace.storages().iter().enumerate().map(account).collect();
+        let accounts: Table<BufferId, _> = trace.storages().entries().map(account).collect();
         Ledger { storages: accounts.len(), accounts, snapshot, allocator }
     }
 
     /// Makes room for a copy of every storage, which recomputation makes anew while the first may still be there.
     pub(crate) fn make_room_for_copies(&mut self) {
-        self.accounts.truncate(self.storages);
-        self.accounts.extend_from_within(..);
-        for account in &mut self.accounts[self.storages..] {
+        let accounts = self.accounts.items_mut();
+        accounts.truncate(self.storages);
+        accounts.extend_from_within(..);
+        for account in &mut accounts[self.storages..] {
             *account = Account { saves: 0, held: false, released: false, ..*account };
         }
     }
@@ -127,7 +128,7 @@ impl Ledger {
     }
 
     fn account(&self, buffer: impl Into<BufferId>) -> Option<&Account> {
-        self.accounts.get(buffer.into().index())
+        self.accounts.get(buffer.into())
     }
 
     /// An operator makes the buffer: there is an ordinary reference to it.
@@ -163,7 +164,7 @@ impl Ledger {
     /// The buffer keeps only so many of its bytes.
     pub(crate) fn shrink(&mut self, buffer: BufferId, bytes: Bytes) -> Option<Action> {
         let footprint = self.allocator.footprint(bytes);
-        let account = self.accounts.get_mut(buffer.index())?;
+        let account = self.accounts.get_mut(buffer)?;
         let before = account.footprint;
         account.footprint = footprint.min(before);
         account.is_alive().then(|| {
@@ -175,7 +176,7 @@ impl Ledger {
 
     /// The buffer is from now on counted in another category.
     pub(crate) fn recategorize(&mut self, buffer: BufferId, category: Category) -> Option<Action> {
-        let account = self.accounts.get_mut(buffer.index())?;
+        let account = self.accounts.get_mut(buffer)?;
         let before = std::mem::replace(&mut account.category, category);
         account.is_alive().then(|| {
             self.snapshot.subtract(before, account.footprint);
@@ -186,7 +187,7 @@ impl Ledger {
 
     /// What happens to the buffer by a change of its holds, if anything.
     fn change(&mut self, buffer: BufferId, change: impl FnOnce(&mut Account)) -> Option<Action> {
-        let account = self.accounts.get_mut(buffer.index())?;
+        let account = self.accounts.get_mut(buffer)?;
         let before = *account;
         change(account);
         match (before.is_alive(), account.is_alive()) {

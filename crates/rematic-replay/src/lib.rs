@@ -65,7 +65,7 @@ pub use ledger::Ledger;
 pub use module::{ModuleMemory, Pass};
 pub use peak::{Highest, Moment, Peak};
 pub use recording::{Life, Recording};
-pub use region::{Region, Regions};
+pub use region::{Region, RegionId, Regions};
 pub use resident::Resident;
 pub use schedule::{Checkpoint, Schedule, births};
 pub use snapshot::Snapshot;

@@ -1,4 +1,4 @@
-use rematic_trace::{Bytes, Module, ModuleId, Parameter, StepTrace, StorageId};
+use rematic_trace::{Bytes, Module, ModuleId, Parameter, StepTrace, StorageId, Table};
 
 use crate::{Ledger, Snapshot};
 
@@ -64,8 +64,8 @@ pub(crate) struct Holdings {
 
 impl Holdings {
     /// For every module of the trace.
-    pub(crate) fn of_modules(trace: &StepTrace, ledger: &Ledger) -> Vec<Holdings> {
-        let mut holdings = vec![Holdings::default(); trace.modules().len()];
+    pub(crate) fn of_modules(trace: &StepTrace, ledger: &Ledger) -> Table<ModuleId, Holdings> {
+        let mut holdings = trace.modules().filled(Holdings::default());
         for_each_subtree_storage(
             trace,
             |module| &module.parameters,
@@ -87,23 +87,22 @@ impl Holdings {
 fn for_each_subtree_storage(
     trace: &StepTrace,
     held_by: impl Fn(&Module) -> &[Parameter],
-    mut visit: impl FnMut(usize, StorageId),
+    mut visit: impl FnMut(ModuleId, StorageId),
 ) {
-    let mut holders: Vec<(StorageId, usize)> = trace
+    let mut holders: Vec<(StorageId, ModuleId)> = trace
         .modules()
-        .iter()
-        .enumerate()
+        .entries()
         .flat_map(|(module, held)| held_by(held).iter().map(move |parameter| (parameter.storage, module)))
         .collect();
     holders.sort_unstable();
-    let mut passed: Vec<Option<StorageId>> = vec![None; trace.modules().len()];
+    let mut passed = trace.modules().filled(None);
     for (storage, holder) in holders {
         let mut at = Some(holder);
         while let Some(module) = at.filter(|&module| passed[module] != Some(storage)) {
             passed[module] = Some(storage);
             visit(module, storage);
             // Parents stand before their children; without that, a broken tree could lead out of the table.
-            at = trace.modules()[module].parent.map(ModuleId::index).filter(|&parent| parent < module);
+            at = trace.module(module).parent.filter(|&parent| parent < module);
         }
     }
 }

@@ -16,8 +16,8 @@ pub struct Moment {
 
 impl Moment {
     pub(crate) fn after(trace: &StepTrace, id: OpId) -> Option<Self> {
-        let op = trace.ops().get(id.index())?;
-        let call = op.call.and_then(|call| trace.calls().get(call.index()));
+        let op = trace.ops().get(id)?;
+        let call = op.call.and_then(|call| trace.calls().get(call));
         Some(Moment { op: id, phase: op.phase, module: call.map(|call| call.module) })
     }
 }

@@ -1,4 +1,4 @@
-use rematic_trace::{Bytes, Category, StorageId};
+use rematic_trace::{Bytes, Category, StorageId, Table};
 
 use crate::action::{Action, BufferId, Observer, Ran};
 use crate::{Ledger, Schedule, Snapshot};
@@ -71,7 +71,7 @@ struct Recorder {
     snapshots: Vec<Snapshot>,
     lives: Vec<Life>,
     /// For every buffer, its life that has not ended.
-    open: Vec<Option<u32>>,
+    open: Table<BufferId, Option<u32>>,
 }
 
 impl Recorder {
@@ -81,9 +81,9 @@ impl Recorder {
             runs: Vec::with_capacity(operators),
             snapshots: Vec::with_capacity(operators),
             lives: Vec::with_capacity(start.buffers()),
-            open: vec![None; start.buffers()],
+            open: Table::new(start.buffers(), None),
         };
-        for buffer in (0..start.buffers()).map(StorageId::new).map(BufferId::from) {
+        for buffer in (0..start.buffers()).map(BufferId::new) {
             if start.is_alive(buffer) {
                 recorder.begin(buffer, start);
             }
@@ -99,9 +99,9 @@ impl Recorder {
     fn begin(&mut self, buffer: BufferId, ledger: &Ledger) {
         if self.open.len() <= buffer.index() {
             // Copies are there only under a plan.
-            self.open.resize(ledger.buffers(), None);
+            self.open.items_mut().resize(ledger.buffers(), None);
         }
-        self.open[buffer.index()] = u32::try_from(self.lives.len()).ok();
+        self.open[buffer] = u32::try_from(self.lives.len()).ok();
         let (storage, again) = ledger.storage_of(buffer);
         self.lives.push(Life {
             storage,
@@ -118,14 +118,14 @@ impl Recorder {
     /// A reference that is there lasts, as far as is known yet.
     fn refer(&mut self, buffer: BufferId, ledger: &Ledger) {
         let now = self.now();
-        if let Some(life) = self.open[buffer.index()].map(|life| &mut self.lives[life as usize]) {
+        if let Some(life) = self.open[buffer].map(|life| &mut self.lives[life as usize]) {
             life.held_until = if ledger.is_held(buffer) { u32::MAX } else { life.held_until.min(now) };
         }
     }
 
     fn end(&mut self, buffer: BufferId) {
         let now = self.now();
-        if let Some(life) = self.open[buffer.index()].take() {
+        if let Some(life) = self.open[buffer].take() {
             self.lives[life as usize].until = now;
         }
     }

@@ -1,8 +1,13 @@
 use std::ops::Range;
 
-use rematic_trace::{CallId, Category, Event, ModuleId, OpId, Phase, StepTrace, StorageId};
+use rematic_trace::{CallId, Category, Event, ModuleId, OpId, Phase, StepTrace, StorageId, Table, id};
 
 use crate::release::Releases;
+
+id!(
+    /// A region of a step, numbered in the order in which their forwards begin.
+    RegionId
+);
 
 /// One call of a module that has children, seen as a unit that can be checkpointed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,8 +16,8 @@ pub struct Region {
     pub call: CallId,
     /// Its module.
     pub module: ModuleId,
-    /// The region around it, by position in [`Regions::all`].
-    pub parent: Option<usize>,
+    /// The region around it.
+    pub parent: Option<RegionId>,
     /// Its forward operators: they run one after the other.
     pub ops: Range<usize>,
     /// Positions of the events inside it, without its own enter and exit.
@@ -49,73 +54,68 @@ impl Region {
 /// forward can run again as it is, without gathering or releasing anything.
 #[derive(Clone, Debug)]
 pub struct Regions {
-    all: Vec<Region>,
+    all: Table<RegionId, Region>,
     /// For every operator, the innermost region that it belongs to.
-    innermost: Vec<Option<u32>>,
+    innermost: Table<OpId, Option<RegionId>>,
 }
 
 impl Regions {
     /// Finds the regions, in time linear in the trace times the depth of the module tree.
     #[must_use]
     pub fn new(trace: &StepTrace) -> Self {
-        let mut has_children = vec![false; trace.modules().len()];
+        let mut has_children = trace.modules().filled(false);
         for module in trace.modules() {
             if let Some(parent) = module.parent {
-                has_children[parent.index()] = true;
+                has_children[parent] = true;
             }
         }
         let spans = spans(trace, &has_children);
         let triggers = triggers(trace, &spans);
         let releases = Releases::new(trace);
-        let mut stamps = vec![u32::MAX; trace.storages().len()];
-        let mut all = Vec::new();
+        let mut stamps = trace.storages().filled(u32::MAX);
+        let mut all = Table::default();
         // Regions that drop out because nothing in them is saved have no use for their children either.
-        let mut kept: Vec<Option<usize>> = vec![None; spans.len()];
+        let mut kept: Vec<Option<RegionId>> = vec![None; spans.len()];
         for (index, span) in spans.iter().enumerate() {
             let Some(trigger) = triggers[index] else { continue };
-            let saving = |op: &usize| !trace.saves(&trace.ops()[*op]).is_empty();
-            let Some(stop) = span.ops.clone().rev().find(saving) else { continue };
-            let stop_op = OpId::new(stop);
-            let born_there = |storage: StorageId| trace.storages()[storage.index()].birth == Some(stop_op);
+            let saving = |op: &OpId| !trace.saves(trace.op(*op)).is_empty();
+            let ops = || span.ops.clone().map(OpId::new);
+            let Some(stop) = ops().rev().find(saving) else { continue };
+            let born_there = |storage: StorageId| trace.storages()[storage].birth == Some(stop);
             let parent = span.parent.and_then(|parent| kept[parent]);
             let region = Region {
                 call: span.call,
                 module: trace.call(span.call).module,
                 parent,
                 inputs: inputs(trace, span, &mut stamps, u32::try_from(index).unwrap_or(u32::MAX - 1)),
-                stop: stop_op,
-                stop_runs: trace.saves(&trace.ops()[stop]).iter().any(|tensor| born_there(tensor.storage)),
-                savers: span.ops.clone().filter(saving).count(),
+                stop,
+                stop_runs: trace.saves(trace.op(stop)).iter().any(|tensor| born_there(tensor.storage)),
+                savers: ops().filter(saving).count(),
                 ops: span.ops.clone(),
                 events: span.events.clone(),
                 trigger,
             };
             // What lies inside one that is ruled out lies inside the next one around it.
-            kept[index] = if releases.rule_out(trace, &region) {
-                parent
-            } else {
-                all.push(region);
-                Some(all.len() - 1)
-            };
+            kept[index] = if releases.rule_out(trace, &region) { parent } else { Some(all.push(region)) };
         }
-        let mut innermost = vec![None; trace.ops().len()];
-        for (index, region) in all.iter().enumerate() {
+        let mut innermost = trace.ops().filled(None);
+        for (id, region) in all.entries() {
             // Inner regions come later and overwrite.
-            innermost[region.ops.clone()].fill(u32::try_from(index).ok());
+            innermost.items_mut()[region.ops.clone()].fill(Some(id));
         }
         Regions { all, innermost }
     }
 
     /// The regions in the order in which their forwards begin; a region stands before those inside it.
     #[must_use]
-    pub fn all(&self) -> &[Region] {
+    pub fn all(&self) -> &Table<RegionId, Region> {
         &self.all
     }
 
-    /// The innermost region that a forward operator belongs to, by position.
+    /// The innermost region that a forward operator belongs to.
     #[must_use]
-    pub fn innermost(&self, op: OpId) -> Option<usize> {
-        self.innermost.get(op.index()).copied().flatten().map(|index| index as usize)
+    pub fn innermost(&self, op: OpId) -> Option<RegionId> {
+        self.innermost.get(op).copied().flatten()
     }
 }
 
@@ -127,7 +127,7 @@ struct Span {
     events: Range<usize>,
 }
 
-fn spans(trace: &StepTrace, has_children: &[bool]) -> Vec<Span> {
+fn spans(trace: &StepTrace, has_children: &Table<ModuleId, bool>) -> Vec<Span> {
     let mut spans: Vec<Span> = Vec::new();
     let mut open: Vec<Option<usize>> = Vec::new();
     let mut next_op = 0;
@@ -135,7 +135,7 @@ fn spans(trace: &StepTrace, has_children: &[bool]) -> Vec<Span> {
         match event {
             Event::Op(op) => next_op = op.index() + 1,
             Event::Enter(call) => {
-                let eligible = has_children[trace.call(call).module.index()];
+                let eligible = has_children[trace.call(call).module];
                 let parent = open.iter().rev().find_map(|span| *span);
                 open.push(eligible.then_some(spans.len()));
                 if eligible {
@@ -156,14 +156,14 @@ fn spans(trace: &StepTrace, has_children: &[bool]) -> Vec<Span> {
 
 /// For every span, the first event of backward that needs something that one of its operators saved.
 fn triggers(trace: &StepTrace, spans: &[Span]) -> Vec<Option<usize>> {
-    let mut innermost: Vec<Option<usize>> = vec![None; trace.ops().len()];
+    let mut innermost = trace.ops().filled(None);
     for (index, span) in spans.iter().enumerate() {
-        innermost[span.ops.clone()].fill(Some(index));
+        innermost.items_mut()[span.ops.clone()].fill(Some(index));
     }
     let mut triggers = vec![None; spans.len()];
     for (position, &event) in trace.events().iter().enumerate() {
         let Some(forward) = needs(trace, event) else { continue };
-        let mut at = innermost[forward.index()];
+        let mut at = innermost[forward];
         // Where one is triggered already, so are all around it.
         while let Some(span) = at.filter(|&span| triggers[span].is_none()) {
             triggers[span] = Some(position);
@@ -183,15 +183,16 @@ pub(crate) fn needs(trace: &StepTrace, event: Event) -> Option<OpId> {
 }
 
 /// Storages that a span is given or reads and did not make, each once.
-fn inputs(trace: &StepTrace, span: &Span, stamps: &mut [u32], stamp: u32) -> Vec<StorageId> {
+fn inputs(trace: &StepTrace, span: &Span, stamps: &mut Table<StorageId, u32>, stamp: u32) -> Vec<StorageId> {
     let mut inputs = Vec::new();
     let call = trace.call(span.call);
-    let read = trace.ops()[span.ops.clone()].iter().flat_map(|op| trace.inputs(op)).map(|tensor| tensor.storage);
+    let read =
+        trace.ops().items()[span.ops.clone()].iter().flat_map(|op| trace.inputs(op)).map(|tensor| tensor.storage);
     for id in call.inputs.iter().chain(&call.keywords).copied().chain(read) {
-        let storage = &trace.storages()[id.index()];
+        let storage = &trace.storages()[id];
         let inside = storage.birth.is_some_and(|birth| span.ops.contains(&birth.index()));
         let permanent = matches!(storage.category, Category::Parameter | Category::Buffer);
-        if !inside && !permanent && std::mem::replace(&mut stamps[id.index()], stamp) != stamp {
+        if !inside && !permanent && std::mem::replace(&mut stamps[id], stamp) != stamp {
             inputs.push(id);
         }
     }

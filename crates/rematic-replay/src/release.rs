@@ -61,7 +61,7 @@ impl Releases {
             before > 0 && !changes[before - 1].1
         };
         let is_made = |storage: &StorageId| {
-            let birth = trace.storages()[storage.index()].birth;
+            let birth = trace.storages()[*storage].birth;
             birth.is_some_and(|birth| region.contains(birth)) && self.changes.contains_key(storage)
         };
         let mut ops = region.ops.clone().map(|op| trace.op(OpId::new(op)));

@@ -1,6 +1,6 @@
 use std::cmp::Reverse;
 
-use rematic_trace::{Bytes, Category, Event, ModuleId, OpId, StepTrace, StorageId};
+use rematic_trace::{Bytes, Category, Event, ModuleId, OpId, StepTrace, StorageId, Table};
 
 use crate::{Allocator, Ledger, Moment, Ran, Schedule};
 
@@ -34,7 +34,7 @@ impl Resident {
     pub fn after(trace: &StepTrace, allocator: Allocator, op: Option<OpId>, most: usize) -> Vec<Resident> {
         let start = Ledger::new(trace, allocator);
         let mut found = op.is_none().then(|| largest(&start, trace, most));
-        let mut saving = vec![false; trace.ops().len()];
+        let mut saving = trace.ops().filled(false);
         if let Some(last) = op {
             let end = Schedule::plain(trace, &start).replay(&mut |ran: Ran, ledger: &Ledger| {
                 if ran.op == last {
@@ -51,14 +51,14 @@ impl Resident {
 }
 
 /// Which operators have saved something whose backward is not over right after an operator.
-fn mark_savers(saving: &mut [bool], trace: &StepTrace, last: OpId) {
+fn mark_savers(saving: &mut Table<OpId, bool>, trace: &StepTrace, last: OpId) {
     for &event in trace.events() {
         let (op, saves) = match event {
             Event::Op(op) => (op, true),
             Event::Unsave(op) => (op, false),
             _ => continue,
         };
-        if let Some(saving) = saving.get_mut(op.index()) {
+        if let Some(saving) = saving.get_mut(op) {
             *saving = saves;
         }
         if event == Event::Op(last) {
@@ -81,7 +81,7 @@ fn largest(ledger: &Ledger, trace: &StepTrace, most: usize) -> Vec<Resident> {
     alive
         .into_iter()
         .map(|(Reverse(bytes), storage)| {
-            let record = &trace.storages()[storage.index()];
+            let record = &trace.storages()[storage];
             Resident {
                 storage,
                 bytes,
@@ -96,27 +96,27 @@ fn largest(ledger: &Ledger, trace: &StepTrace, most: usize) -> Vec<Resident> {
 }
 
 /// Fills in which operators hold the residents, and which modules own those from before the step.
-fn name_holders(residents: &mut [Resident], trace: &StepTrace, saving: &[bool]) {
+fn name_holders(residents: &mut [Resident], trace: &StepTrace, saving: &Table<OpId, bool>) {
     let mut places: Vec<(StorageId, usize)> =
         residents.iter().enumerate().map(|(place, resident)| (resident.storage, place)).collect();
     places.sort_unstable();
     let place_of = |storage: StorageId| {
         places.binary_search_by_key(&storage, |&(storage, _)| storage).ok().map(|found| places[found].1)
     };
-    for (index, op) in trace.ops().iter().enumerate().filter(|&(index, _)| saving[index]) {
+    for (id, op) in trace.ops().entries().filter(|&(id, _)| saving[id]) {
         for place in trace.saves(op).iter().filter_map(|tensor| place_of(tensor.storage)) {
             let saved_by = &mut residents[place].saved_by;
-            if saved_by.last() != Some(&OpId::new(index)) {
-                saved_by.push(OpId::new(index));
+            if saved_by.last() != Some(&id) {
+                saved_by.push(id);
             }
         }
     }
-    for (index, module) in trace.modules().iter().enumerate() {
+    for (id, module) in trace.modules().entries() {
         for parameter in module.parameters.iter().chain(&module.buffers) {
             if let Some(resident) = place_of(parameter.storage).map(|place| &mut residents[place])
                 && resident.birth.is_none()
             {
-                resident.module.get_or_insert(ModuleId::new(index));
+                resident.module.get_or_insert(id);
             }
         }
     }

@@ -14,17 +14,17 @@
 //! - What the policy saves at or behind the stop is never handed back: it stays in the cache until the region's backward
 //!   is over.
 
-use rematic_trace::{Bytes, Event, OpId, StepTrace, StorageId};
+use rematic_trace::{Bytes, Event, OpId, StepTrace, StorageId, Table};
 
 use crate::action::{Action, BufferId, Observer, Ran};
 use crate::region::needs;
-use crate::{Ledger, Region, Regions};
+use crate::{Ledger, Region, RegionId, Regions};
 
 /// A region that is checkpointed, with its policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// The region, by position in [`Regions::all`].
-    pub region: usize,
+    /// The region.
+    pub region: RegionId,
     /// The operators whose outputs are saved, in order. All others are recomputed.
     pub saved: Vec<OpId>,
 }
@@ -94,15 +94,15 @@ struct Replay<'a, 'o, O> {
     observer: &'o mut O,
     active: Vec<Active<'a>>,
     /// For every operator, the checkpoint that it belongs to; empty for a plain step, as are the tables that follow.
-    checkpoint_of: Vec<u32>,
+    checkpoint_of: Table<OpId, u32>,
     /// For every operator, whether its outputs are saved.
-    saved: Vec<bool>,
+    saved: Table<OpId, bool>,
     /// For every operator, whether its backward function has returned.
-    returned: Vec<bool>,
+    returned: Table<OpId, bool>,
     /// For every storage, whether a local variable of the recomputation refers to it.
-    local: Vec<bool>,
+    local: Table<StorageId, bool>,
     /// For every operator whose backward never comes, whether the graph that the recomputation builds holds what it saves.
-    futile: Vec<bool>,
+    futile: Table<OpId, bool>,
 }
 
 struct Active<'a> {
@@ -122,11 +122,11 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
             ledger: schedule.start.clone(),
             observer,
             active: Vec::new(),
-            checkpoint_of: Vec::new(),
-            saved: Vec::new(),
-            returned: if schedule.eager { vec![false; trace.ops().len()] } else { Vec::new() },
-            local: Vec::new(),
-            futile: Vec::new(),
+            checkpoint_of: Table::default(),
+            saved: Table::default(),
+            returned: if schedule.eager { trace.ops().filled(false) } else { Table::default() },
+            local: Table::default(),
+            futile: Table::default(),
         };
         if let Some((regions, checkpoints)) = schedule.plan.filter(|(_, checkpoints)| !checkpoints.is_empty()) {
             replay.checkpoint(regions, checkpoints);
@@ -135,18 +135,18 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
     }
 
     fn checkpoint(&mut self, regions: &'a Regions, checkpoints: &[Checkpoint]) {
-        let (ops, storages) = (self.trace.ops().len(), self.trace.storages().len());
+        let ops = self.trace.ops();
         self.ledger.make_room_for_copies();
-        self.checkpoint_of = vec![NONE; ops];
-        self.saved = vec![false; ops];
-        self.returned = vec![false; ops];
-        self.futile = vec![false; ops];
-        self.local = vec![false; storages];
+        self.checkpoint_of = ops.filled(NONE);
+        self.saved = ops.filled(false);
+        self.returned = ops.filled(false);
+        self.futile = ops.filled(false);
+        self.local = self.trace.storages().filled(false);
         for (index, checkpoint) in checkpoints.iter().enumerate() {
             let region = &regions.all()[checkpoint.region];
-            self.checkpoint_of[region.ops.clone()].fill(u32::try_from(index).unwrap_or(NONE));
-            for op in checkpoint.saved.iter().filter(|op| region.contains(**op)) {
-                self.saved[op.index()] = true;
+            self.checkpoint_of.items_mut()[region.ops.clone()].fill(u32::try_from(index).unwrap_or(NONE));
+            for &op in checkpoint.saved.iter().filter(|op| region.contains(**op)) {
+                self.saved[op] = true;
             }
             self.active.push(Active { region, recomputed: false, savers: region.savers });
         }
@@ -211,15 +211,15 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
     }
 
     fn checkpoint_at(&self, op: OpId) -> Option<usize> {
-        self.checkpoint_of.get(op.index()).filter(|&&at| at != NONE).map(|&at| at as usize)
+        self.checkpoint_of.get(op).filter(|&&at| at != NONE).map(|&at| at as usize)
     }
 
     /// An operator outside of all checkpointed regions: its new storages are held, and autograd keeps what it saves.
     fn plain(&mut self, id: OpId) {
         let trace = self.trace;
-        let Some(op) = trace.ops().get(id.index()) else { return };
+        let Some(op) = trace.ops().get(id) else { return };
         for tensor in trace.outputs(op) {
-            if trace.storages().get(tensor.storage.index()).is_some_and(|storage| storage.birth == Some(id)) {
+            if trace.storages().get(tensor.storage).is_some_and(|storage| storage.birth == Some(id)) {
                 self.on(tensor.storage.into(), Ledger::hold);
             }
         }
@@ -231,8 +231,8 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
     /// Its backward is over, or, if that is enough, has returned.
     fn plain_unsave(&mut self, id: OpId) {
         let trace = self.trace;
-        let Some(op) = trace.ops().get(id.index()) else { return };
-        if self.returned.get_mut(id.index()).is_some_and(|returned| std::mem::replace(returned, true)) {
+        let Some(op) = trace.ops().get(id) else { return };
+        if self.returned.get_mut(id).is_some_and(|returned| std::mem::replace(returned, true)) {
             return;
         }
         for tensor in trace.saves(op) {
@@ -250,7 +250,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
         }
         for storage in births(trace, op) {
             self.on(storage.into(), Ledger::hold);
-            if self.saved[op.index()] {
+            if self.saved[op] {
                 self.on(storage.into(), Ledger::save);
             }
         }
@@ -269,7 +269,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
                 }
                 Event::Op(op) => {
                     // The last missing tensors are its inputs: it does not run any more.
-                    if !self.returned[op.index()] {
+                    if !self.returned[op] {
                         self.for_saves(region, op, Ledger::save);
                     }
                     break;
@@ -289,14 +289,14 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
 
     fn recompute_op(&mut self, region: &Region, op: OpId) {
         let trace = self.trace;
-        let cached = self.saved[op.index()];
+        let cached = self.saved[op];
         let ran = Ran { op, again: true };
         if !cached {
             self.act(Action::Launch(ran));
         }
         for storage in births(trace, op) {
             let again = self.again(region, storage);
-            self.local[storage.index()] = true;
+            self.local[storage] = true;
             self.on(again, Ledger::save);
             if cached {
                 // It leaves the cache.
@@ -304,7 +304,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
             }
         }
         // What it saves is there again: for its backward to read, or in a graph that goes without one.
-        self.futile[op.index()] = self.returned[op.index()];
+        self.futile[op] = self.returned[op];
         self.for_saves(region, op, Ledger::save);
         if !cached {
             self.act(Action::Run(ran));
@@ -313,13 +313,13 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
 
     /// The second graph of an operator goes, as the first did, without its backward.
     fn throw_away(&mut self, region: &Region, op: OpId) {
-        if std::mem::replace(&mut self.futile[op.index()], false) {
+        if std::mem::replace(&mut self.futile[op], false) {
             self.for_saves(region, op, Ledger::unsave);
         }
     }
 
     fn drop_local(&mut self, region: &Region, storage: StorageId) {
-        if std::mem::replace(&mut self.local[storage.index()], false) {
+        if std::mem::replace(&mut self.local[storage], false) {
             let again = self.again(region, storage);
             self.on(again, Ledger::unsave);
         }
@@ -336,8 +336,8 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
 
     /// Where a storage lies when the region has run again: what was not saved is made anew.
     fn again(&self, region: &Region, storage: StorageId) -> BufferId {
-        match self.trace.storages()[storage.index()].birth {
-            Some(birth) if region.contains(birth) && !self.saved[birth.index()] => self.ledger.copy_of(storage),
+        match self.trace.storages()[storage].birth {
+            Some(birth) if region.contains(birth) && !self.saved[birth] => self.ledger.copy_of(storage),
             _ => storage.into(),
         }
     }
@@ -345,7 +345,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
     /// The backward function of an operator of a checkpointed region has returned. What it read was handed to it, not
     /// lent: unlike a plain saved tensor it goes now.
     fn let_go(&mut self, at: usize, op: OpId) {
-        if std::mem::replace(&mut self.returned[op.index()], true) || !self.active[at].recomputed {
+        if std::mem::replace(&mut self.returned[op], true) || !self.active[at].recomputed {
             return;
         }
         self.for_saves(self.active[at].region, op, Ledger::unsave);
@@ -366,7 +366,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
             self.on(input.into(), Ledger::unsave);
         }
         for op in region.ops.clone().map(OpId::new).filter(|op| !region.reaches(*op)) {
-            if self.saved[op.index()] {
+            if self.saved[op] {
                 for storage in births(trace, op) {
                     self.on(storage.into(), Ledger::unsave);
                 }
@@ -379,7 +379,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
 pub fn births(trace: &StepTrace, op: OpId) -> impl Iterator<Item = StorageId> + '_ {
     let outputs = trace.outputs(trace.op(op));
     outputs.iter().enumerate().filter_map(move |(position, tensor)| {
-        let born = trace.storages()[tensor.storage.index()].birth == Some(op);
+        let born = trace.storages()[tensor.storage].birth == Some(op);
         let first = outputs[..position].iter().all(|earlier| earlier.storage != tensor.storage);
         (born && first).then_some(tensor.storage)
     })

@@ -1,4 +1,4 @@
-use rematic_trace::{Bytes, ModuleId, OpId, StepTrace};
+use rematic_trace::{Bytes, ModuleId, OpId, StepTrace, Table};
 
 use crate::window::Windows;
 use crate::{Allocator, Highest, Ledger, ModuleMemory, Moment, Peak, Resident, Schedule, Snapshot};
@@ -12,7 +12,7 @@ pub struct Timeline {
     snapshots: Vec<Snapshot>,
     end: Snapshot,
     peak: Peak,
-    modules: Vec<Option<ModuleMemory>>,
+    modules: Table<ModuleId, Option<ModuleMemory>>,
 }
 
 impl Timeline {
@@ -88,15 +88,15 @@ impl Timeline {
         Resident::after(trace, self.allocator, self.peak.at.map(|moment| moment.op), most)
     }
 
-    /// Every module's memory, by [`ModuleId`]; `None` for modules that are never called, such as a list of layers.
+    /// Every module's memory; `None` for modules that are never called, such as a list of layers.
     #[must_use]
-    pub fn modules(&self) -> &[Option<ModuleMemory>] {
+    pub fn modules(&self) -> &Table<ModuleId, Option<ModuleMemory>> {
         &self.modules
     }
 
     /// One module's memory; `None` if it is never called.
     #[must_use]
     pub fn module(&self, module: ModuleId) -> Option<&ModuleMemory> {
-        self.modules.get(module.index())?.as_ref()
+        self.modules.get(module)?.as_ref()
     }
 }

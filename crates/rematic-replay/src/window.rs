@@ -1,4 +1,4 @@
-use rematic_trace::{Bytes, Call, CallId, ModuleId, OpId, Phase, StepTrace, StorageId};
+use rematic_trace::{Bytes, Call, CallId, ModuleId, OpId, Phase, StepTrace, StorageId, Table};
 
 use crate::action::{Action, Observer};
 use crate::history::History;
@@ -13,8 +13,8 @@ use crate::{Ledger, ModuleMemory, Pass, Snapshot};
 pub(crate) struct Windows<'a> {
     trace: &'a StepTrace,
     pub(crate) history: History,
-    holdings: Vec<Holdings>,
-    modules: Vec<Option<ModuleMemory>>,
+    holdings: Table<ModuleId, Holdings>,
+    modules: Table<ModuleId, Option<ModuleMemory>>,
     forward: Activity,
     backward: Activity,
     /// The state just before the first operator of the optimizer.
@@ -27,7 +27,7 @@ impl<'a> Windows<'a> {
             trace,
             history: History::with_capacity(trace.ops().len()),
             holdings: Holdings::of_modules(trace, ledger),
-            modules: vec![None; trace.modules().len()],
+            modules: trace.modules().filled(None),
             forward: Activity::new(trace),
             backward: Activity::new(trace),
             after_backward: None,
@@ -35,9 +35,9 @@ impl<'a> Windows<'a> {
     }
 
     fn enter(&mut self, id: CallId, ledger: &Ledger) {
-        let Some(call) = self.trace.calls().get(id.index()) else { return };
-        let Some(memory) = self.modules.get_mut(call.module.index()) else { return };
-        let memory = memory.get_or_insert_with(|| ModuleMemory::new(self.holdings[call.module.index()]));
+        let Some(call) = self.trace.calls().get(id) else { return };
+        let Some(memory) = self.modules.get_mut(call.module) else { return };
+        let memory = memory.get_or_insert_with(|| ModuleMemory::new(self.holdings[call.module]));
         memory.input_bytes = bytes_of(&call.inputs, ledger);
         begin(&mut memory.forward, *ledger.snapshot());
         self.forward.begin(id, call.module, self.history.now());
@@ -69,7 +69,7 @@ impl<'a> Windows<'a> {
     /// Just before an operator runs. At the first of the optimizer, backward is over, and with it every backward window that
     /// no event has closed (the gradient of some input never came).
     fn before(&mut self, op: OpId, ledger: &Ledger) {
-        let is_optimizer = self.trace.ops().get(op.index()).is_some_and(|op| op.phase == Phase::Optimizer);
+        let is_optimizer = self.trace.ops().get(op).is_some_and(|op| op.phase == Phase::Optimizer);
         if is_optimizer && self.after_backward.is_none() {
             self.after_backward = Some(*ledger.snapshot());
             self.end_backward();
@@ -77,7 +77,7 @@ impl<'a> Windows<'a> {
     }
 
     /// What was seen of every module, and the memory after every operator.
-    pub(crate) fn finish(mut self, ledger: &Ledger) -> (Vec<Option<ModuleMemory>>, History) {
+    pub(crate) fn finish(mut self, ledger: &Ledger) -> (Table<ModuleId, Option<ModuleMemory>>, History) {
         self.end_backward();
         let after_backward = self.after_backward.unwrap_or(*ledger.snapshot());
         for memory in self.modules.iter_mut().flatten() {
@@ -87,7 +87,7 @@ impl<'a> Windows<'a> {
     }
 
     fn end_backward(&mut self) {
-        for id in (0..self.trace.calls().len()).map(CallId::new) {
+        for id in self.trace.calls().ids() {
             let Some((call, memory)) = called(self.trace, &mut self.modules, id) else { continue };
             if let Some(since) = self.backward.end(id, call.module) {
                 end(&mut memory.backward, since, &self.history);
@@ -113,11 +113,11 @@ impl Observer for Windows<'_> {
 /// A call with the memory of its module, which exists once the module has been entered.
 fn called<'t, 'm>(
     trace: &'t StepTrace,
-    modules: &'m mut [Option<ModuleMemory>],
+    modules: &'m mut Table<ModuleId, Option<ModuleMemory>>,
     id: CallId,
 ) -> Option<(&'t Call, &'m mut ModuleMemory)> {
-    let call = trace.calls().get(id.index())?;
-    let memory = modules.get_mut(call.module.index())?.as_mut()?;
+    let call = trace.calls().get(id)?;
+    let memory = modules.get_mut(call.module)?.as_mut()?;
     Some((call, memory))
 }
 
@@ -147,23 +147,23 @@ fn bytes_of(storages: &[StorageId], ledger: &Ledger) -> Bytes {
 /// ends settles it.
 #[derive(Debug)]
 struct Activity {
-    open: Vec<bool>,
+    open: Table<CallId, bool>,
     /// How many operators had run when a call of the module last began.
-    since: Vec<usize>,
+    since: Table<ModuleId, usize>,
 }
 
 impl Activity {
     fn new(trace: &StepTrace) -> Self {
-        Activity { open: vec![false; trace.calls().len()], since: vec![0; trace.modules().len()] }
+        Activity { open: trace.calls().filled(false), since: trace.modules().filled(0) }
     }
 
     fn begin(&mut self, call: CallId, module: ModuleId, now: usize) {
-        self.open[call.index()] = true;
-        self.since[module.index()] = now;
+        self.open[call] = true;
+        self.since[module] = now;
     }
 
     /// Where the module's window begins. A call that has not begun ends nothing.
     fn end(&mut self, call: CallId, module: ModuleId) -> Option<usize> {
-        std::mem::take(&mut self.open[call.index()]).then(|| self.since[module.index()])
+        std::mem::take(&mut self.open[call]).then(|| self.since[module])
     }
 }

@@ -2,7 +2,7 @@ use std::io::{self, Write};
 
 use rematic_cost::Costs;
 use rematic_replay::{Ran, Recording, Snapshot};
-use rematic_trace::{CallId, Event, ModuleId, Phase, StepTrace};
+use rematic_trace::{CallId, Event, ModuleId, Phase, StepTrace, Table};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -92,8 +92,8 @@ impl ChromeTrace<'_> {
                 module: self.trace.module_of(op).map(|module| self.trace.path(module)),
                 in_use_bytes: after,
                 change_bytes: i128::from(after) - i128::from(before),
-                touched_bytes: self.costs.bytes()[ran.op.index()].0,
-                flops: self.costs.flops()[ran.op.index()].0,
+                touched_bytes: self.costs.bytes()[ran.op].0,
+                flops: self.costs.flops()[ran.op].0,
             },
         }
     }
@@ -187,7 +187,7 @@ impl<W: Write> Events<'_, W> {
 /// The calls of modules that are open, outermost first.
 struct Spans<'a> {
     trace: &'a StepTrace,
-    parents: Vec<Option<CallId>>,
+    parents: Table<CallId, Option<CallId>>,
     open: Vec<CallId>,
     /// Where the operators run: forward, backward and recomputation of a call are slices of their own.
     track: Option<Track>,
@@ -195,12 +195,12 @@ struct Spans<'a> {
 
 impl<'a> Spans<'a> {
     fn new(trace: &'a StepTrace) -> Self {
-        let mut parents = vec![None; trace.calls().len()];
+        let mut parents = trace.calls().filled(None);
         let mut running: Vec<CallId> = Vec::new();
         for event in trace.events() {
             match *event {
                 Event::Enter(call) => {
-                    parents[call.index()] = running.last().copied();
+                    parents[call] = running.last().copied();
                     running.push(call);
                 }
                 Event::Exit(_) => {
@@ -223,7 +223,7 @@ impl<'a> Spans<'a> {
         if call.is_some() && call == self.open.last().copied() {
             return Ok(());
         }
-        let mut path: Vec<CallId> = std::iter::successors(call, |call| self.parents[call.index()]).collect();
+        let mut path: Vec<CallId> = std::iter::successors(call, |call| self.parents[*call]).collect();
         path.reverse();
         let common = self.open.iter().zip(&path).take_while(|(open, call)| open == call).count();
         self.close(common, now, events)?;

@@ -92,7 +92,7 @@ impl StatsReport<'_> {
     pub fn json(&self, with_timeline: bool) -> String {
         let paths = self.paths();
         let peak = self.timeline.peak();
-        let names = |modules: &[ModuleId]| modules.iter().map(|module| paths[module.index()].clone()).collect();
+        let names = |modules: &[ModuleId]| modules.iter().map(|module| paths[*module].clone()).collect();
         let orders = &self.stats.orders;
         let document = Json {
             baseline: self.stats.baseline,
@@ -107,7 +107,7 @@ impl StatsReport<'_> {
                 other: peak.snapshot[Category::Other],
                 at: JsonPlace {
                     op: peak.at.map(|at| self.trace.op_name(self.trace.op(at.op))),
-                    module: peak.at.and_then(|at| at.module).map(|module| paths[module.index()].clone()),
+                    module: peak.at.and_then(|at| at.module).map(|module| paths[module].clone()),
                     phase: peak.at.map(|at| at.phase),
                 },
             },
@@ -124,15 +124,15 @@ impl StatsReport<'_> {
         json(&document)
     }
 
-    fn paths(&self) -> Vec<String> {
-        (0..self.trace.modules().len()).map(|module| self.trace.path(ModuleId::new(module))).collect()
+    fn paths(&self) -> rematic_trace::Table<ModuleId, String> {
+        self.trace.modules().ids().map(|module| self.trace.path(module)).collect()
     }
 
-    fn moments<'p>(&'p self, paths: &'p [String]) -> Vec<JsonMoment<'p>> {
+    fn moments<'p>(&'p self, paths: &'p rematic_trace::Table<ModuleId, String>) -> Vec<JsonMoment<'p>> {
         let moment = |(op, total): (&'p Op, &Bytes)| JsonMoment {
             op: self.trace.op_name(op),
             phase: op.phase,
-            module: self.trace.module_of(op).map(|module| paths[module.index()].as_str()),
+            module: self.trace.module_of(op).map(|module| paths[module].as_str()),
             total: *total,
         };
         self.trace.ops().iter().zip(self.timeline.totals()).map(moment).collect()
@@ -317,7 +317,7 @@ pub(crate) fn parameter_count(trace: &StepTrace) -> u64 {
         trace.modules().iter().flat_map(|module| &module.parameters).map(|p| (p.storage, p.layout)).collect();
     parameters.sort_unstable();
     parameters.dedup_by_key(|(storage, _)| *storage);
-    let elements = parameters.iter().map(|(_, layout)| trace.layouts()[layout.index()].elements());
+    let elements = parameters.iter().map(|(_, layout)| trace.layouts()[*layout].elements());
     elements.fold(0, u64::saturating_add)
 }
 

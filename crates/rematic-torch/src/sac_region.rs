@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use rematic_cost::Costs;
 use rematic_replay::Allocator;
-use rematic_trace::{Bytes, CallId, Event, Millis, ModuleId, Op, OpId, Phase, StepTrace, StorageId};
+use rematic_trace::{Bytes, CallId, Event, Millis, ModuleId, NameId, Op, OpId, Phase, StepTrace, StorageId, Table};
 
 use crate::SacStats;
 
@@ -53,25 +53,25 @@ impl SacRegion {
     /// The regions of a step, in the order in which their forward begins.
     #[must_use]
     pub fn all(trace: &StepTrace) -> Vec<SacRegion> {
-        let mut has_children = vec![false; trace.modules().len()];
+        let mut has_children = trace.modules().filled(false);
         for module in trace.modules() {
             if let Some(parent) = module.parent {
-                has_children[parent.index()] = true;
+                has_children[parent] = true;
             }
         }
-        let mut regions: Vec<Option<SacRegion>> = vec![None; trace.calls().len()];
+        let mut regions: Table<CallId, Option<SacRegion>> = trace.calls().filled(None);
         let mut ops_run = 0;
         for &event in trace.events() {
             match event {
                 Event::Op(op) => ops_run = op.index() + 1,
                 Event::Enter(call) => {
                     let module = trace.call(call).module;
-                    if has_children[module.index()] {
-                        regions[call.index()] = Some(SacRegion { call, module, ops: ops_run..ops_run });
+                    if has_children[module] {
+                        regions[call] = Some(SacRegion { call, module, ops: ops_run..ops_run });
                     }
                 }
                 Event::Exit(call) => {
-                    if let Some(region) = &mut regions[call.index()] {
+                    if let Some(region) = &mut regions[call] {
                         region.ops.end = ops_run;
                     }
                 }
@@ -95,20 +95,20 @@ impl SacRegion {
 /// Facts about one operator that hold in every region.
 #[derive(Clone, Debug)]
 struct Facts {
-    op: usize,
+    op: OpId,
     memory: Bytes,
     view: bool,
     random: bool,
     in_place: bool,
     /// The operator with which the last of its output storages is saved for autograd.
-    saved_at: Option<usize>,
+    saved_at: Option<OpId>,
 }
 
 /// What every region of a step is made from.
 #[derive(Debug)]
 pub struct SacFacts<'a> {
     trace: &'a StepTrace,
-    times: &'a [Millis],
+    times: &'a Table<OpId, Millis>,
     /// The forward operators that are not skipped.
     kept: Vec<Facts>,
     /// For the storages that in-place operators change: the kept operators that have them among their outputs.
@@ -120,38 +120,38 @@ impl<'a> SacFacts<'a> {
     /// CUDA tensor really takes, and those that any other tensor asks for.
     #[must_use]
     pub fn new(trace: &'a StepTrace, costs: &'a Costs, allocator: Allocator) -> Self {
-        let skipped: Vec<bool> = trace.names().iter().map(|name| ALWAYS_SKIPPED.contains(&name.as_str())).collect();
-        let in_place: Vec<bool> = trace.names().iter().map(|name| is_in_place(packet(name))).collect();
+        let skipped: Table<NameId, bool> =
+            trace.names().iter().map(|name| ALWAYS_SKIPPED.contains(&name.as_str())).collect();
+        let in_place: Table<NameId, bool> = trace.names().iter().map(|name| is_in_place(packet(name))).collect();
         let first_saved = first_saved(trace);
         let mut kept = Vec::new();
         let mut writers: HashMap<StorageId, Vec<usize>> = HashMap::new();
-        for (index, op) in trace.ops().iter().enumerate() {
-            if op.phase != Phase::Forward || skipped[op.name.index()] {
+        for (id, op) in trace.ops().entries() {
+            if op.phase != Phase::Forward || skipped[op.name] {
                 continue;
             }
             let outputs = output_storages(trace, op);
-            if in_place[op.name.index()] {
+            if in_place[op.name] {
                 for &storage in &outputs {
                     writers.entry(storage).or_default();
                 }
             }
-            let bytes =
-                outputs.iter().map(|storage| allocator.footprint(Bytes(trace.storages()[storage.index()].bytes)));
+            let bytes = outputs.iter().map(|storage| allocator.footprint(Bytes(trace.storages()[*storage].bytes)));
             kept.push(Facts {
-                op: index,
+                op: id,
                 memory: if op.flags.view { Bytes(0) } else { bytes.fold(Bytes(0), saturating_add) },
                 view: op.flags.view,
                 random: op.flags.random,
-                in_place: in_place[op.name.index()],
+                in_place: in_place[op.name],
                 // An operator without outputs counts as saved from the start, as torch's subset test has it.
                 saved_at: outputs
                     .iter()
-                    .map(|storage| first_saved[storage.index()])
-                    .try_fold(0, |latest, at| at.map(|at| latest.max(at))),
+                    .map(|storage| first_saved[*storage])
+                    .try_fold(OpId::new(0), |latest, at| at.map(|at| latest.max(at))),
             });
         }
         for (position, facts) in kept.iter().enumerate() {
-            for storage in output_storages(trace, &trace.ops()[facts.op]) {
+            for storage in output_storages(trace, trace.op(facts.op)) {
                 if let Some(writers) = writers.get_mut(&storage) {
                     writers.push(position);
                 }
@@ -163,14 +163,14 @@ impl<'a> SacFacts<'a> {
     /// The facts about one region's operators, in time linear in their number.
     #[must_use]
     pub fn stats(&self, region: &SacRegion) -> SacStats {
-        let start = self.kept.partition_point(|facts| facts.op < region.ops.start);
-        let end = self.kept.partition_point(|facts| facts.op < region.ops.end);
+        let start = self.kept.partition_point(|facts| facts.op.index() < region.ops.start);
+        let end = self.kept.partition_point(|facts| facts.op.index() < region.ops.end);
         let inside = &self.kept[start..end.max(start)];
         let mut stats =
             SacStats { force_store_random: self.trace.call(region.call).inputs.is_empty(), ..SacStats::default() };
         let mut last = None;
         for (index, facts) in inside.iter().enumerate() {
-            let op = &self.trace.ops()[facts.op];
+            let op = self.trace.op(facts.op);
             stats.func_names.push(packet(self.trace.op_name(op)).to_owned());
             stats.runtimes.push(self.times[facts.op]);
             stats.memory.push(facts.memory);
@@ -180,7 +180,7 @@ impl<'a> SacFacts<'a> {
             if facts.random {
                 stats.rand_ops.push(index);
             }
-            if facts.saved_at.is_some_and(|at| at < region.ops.end) {
+            if facts.saved_at.is_some_and(|at| at.index() < region.ops.end) {
                 stats.saved_autograd_ops.push(index);
             }
             if facts.in_place {
@@ -204,7 +204,7 @@ impl<'a> SacFacts<'a> {
     fn parent(&self, op: &Op, position: usize, region: &SacRegion, start: usize) -> usize {
         let outputs = output_storages(self.trace, op);
         let born_inside = outputs.iter().all(|storage| {
-            self.trace.storages()[storage.index()].birth.is_some_and(|birth| region.ops.contains(&birth.index()))
+            self.trace.storages()[*storage].birth.is_some_and(|birth| region.ops.contains(&birth.index()))
         });
         if !born_inside {
             return position;
@@ -230,11 +230,11 @@ impl<'a> SacFacts<'a> {
 }
 
 /// For each storage, the first operator that saves it for autograd.
-fn first_saved(trace: &StepTrace) -> Vec<Option<usize>> {
-    let mut first = vec![None; trace.storages().len()];
-    for (index, op) in trace.ops().iter().enumerate() {
+fn first_saved(trace: &StepTrace) -> Table<StorageId, Option<OpId>> {
+    let mut first = trace.storages().filled(None);
+    for (id, op) in trace.ops().entries() {
         for tensor in trace.saves(op) {
-            first[tensor.storage.index()].get_or_insert(index);
+            first[tensor.storage].get_or_insert(id);
         }
     }
     first

@@ -65,24 +65,24 @@ impl StepStats {
     pub fn new(trace: &StepTrace, timeline: &Timeline, costs: &Costs) -> Self {
         let orders = ModuleOrders::new(trace);
         let times = ModuleTimes::new(trace, costs);
-        let mut has_children = vec![false; trace.modules().len()];
+        let mut has_children = trace.modules().filled(false);
         for module in trace.modules() {
             if let Some(parent) = module.parent {
-                has_children[parent.index()] = true;
+                has_children[parent] = true;
             }
         }
-        let mut seen = vec![false; trace.modules().len()];
+        let mut seen = trace.modules().filled(false);
         let mut modules = Vec::new();
         for &module in &orders.fw_pre {
-            if std::mem::replace(&mut seen[module.index()], true) {
+            if std::mem::replace(&mut seen[module], true) {
                 continue;
             }
             let Some(memory) = timeline.module(module) else { continue };
             modules.push(ModuleStats {
                 fqn: trace.path(module),
-                fw_runtime_per_module: times.forward()[module.index()],
-                bw_runtime_per_module: times.backward()[module.index()],
-                is_leaf: !has_children[module.index()],
+                fw_runtime_per_module: times.forward()[module],
+                bw_runtime_per_module: times.backward()[module],
+                is_leaf: !has_children[module],
                 module,
                 ..memory_stats(memory, module)
             });

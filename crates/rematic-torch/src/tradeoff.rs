@@ -1,6 +1,6 @@
 use rematic_cost::Costs;
 use rematic_replay::Allocator;
-use rematic_trace::{Bytes, Millis, ModuleId, StepTrace};
+use rematic_trace::{Bytes, Millis, ModuleId, StepTrace, Table};
 
 use crate::{GreedyOrder, OpGroups, PiecewiseFit, SacFacts, SacRegion, SacStats, TorchError, TradeoffCurve};
 
@@ -49,7 +49,7 @@ impl Tradeoff {
 pub struct Tradeoffs {
     regions: Vec<(SacRegion, Tradeoff)>,
     /// By module: its last call.
-    last_of_module: Vec<Option<usize>>,
+    last_of_module: Table<ModuleId, Option<usize>>,
 }
 
 impl Tradeoffs {
@@ -59,10 +59,10 @@ impl Tradeoffs {
     /// If the sizes of one region's outputs add up to more than 64 bits; no other error can come from a valid trace.
     pub fn new(trace: &StepTrace, costs: &Costs, allocator: Allocator) -> Result<Self, TorchError> {
         let facts = SacFacts::new(trace, costs, allocator);
-        let mut last_of_module = vec![None; trace.modules().len()];
+        let mut last_of_module = trace.modules().filled(None);
         let mut regions = Vec::new();
         for region in SacRegion::all(trace) {
-            last_of_module[region.module.index()] = Some(regions.len());
+            last_of_module[region.module] = Some(regions.len());
             let tradeoff = Tradeoff::new(facts.stats(&region), SEGMENTS)?;
             regions.push((region, tradeoff));
         }
@@ -78,7 +78,7 @@ impl Tradeoffs {
     /// children, and for those that are never called.
     #[must_use]
     pub fn of_module(&self, module: ModuleId) -> Option<&Tradeoff> {
-        let index = self.last_of_module.get(module.index()).copied().flatten()?;
+        let index = self.last_of_module.get(module).copied().flatten()?;
         Some(&self.regions[index].1)
     }
 }

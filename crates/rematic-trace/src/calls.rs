@@ -16,9 +16,9 @@ impl StepTrace {
         if ends.is_empty() {
             return self;
         }
-        let mut moved = vec![false; self.calls.len()];
+        let mut moved = self.calls.filled(false);
         for &(_, call) in &ends {
-            moved[call.index()] = true;
+            moved[call] = true;
         }
         let mut ends = ends.into_iter().peekable();
         let mut events = Vec::with_capacity(self.events.len());
@@ -32,7 +32,7 @@ impl StepTrace {
                     }
                     ran = Some(op.index());
                 }
-                Event::ExitBackward(call) if moved[call.index()] => {
+                Event::ExitBackward(call) if moved[call] => {
                     while let Some((_, call)) = ends.next_if(|(last, _)| ran.is_some_and(|ran| *last <= ran)) {
                         events.push(Event::ExitBackward(call));
                     }
@@ -51,18 +51,18 @@ impl StepTrace {
     fn open_ends(&self) -> Vec<(usize, CallId)> {
         let backward = |event: &Event| matches!(event, Event::Op(op) if self.op(*op).phase == Phase::Backward);
         let Some(over) = self.events.iter().rposition(backward) else { return Vec::new() };
-        let mut open = vec![false; self.calls.len()];
+        let mut open = self.calls.filled(false);
         for event in &self.events[over..] {
             if let Event::ExitBackward(call) = event {
-                open[call.index()] = true;
+                open[*call] = true;
             }
         }
-        let mut parents: Vec<Option<CallId>> = vec![None; self.calls.len()];
+        let mut parents = self.calls.filled(None);
         let mut running: Vec<CallId> = Vec::new();
         for event in &self.events {
             match event {
                 Event::Enter(call) => {
-                    parents[call.index()] = running.last().copied();
+                    parents[*call] = running.last().copied();
                     running.push(*call);
                 }
                 Event::Exit(_) => {
@@ -71,21 +71,19 @@ impl StepTrace {
                 _ => {}
             }
         }
-        let mut last: Vec<Option<usize>> = vec![None; self.calls.len()];
+        let mut last = self.calls.filled(None);
         let mut current = None;
         for (index, op) in self.ops.iter().enumerate().filter(|(_, op)| op.phase == Phase::Backward) {
             // A gradient that reaches its parameter belongs to the call that it comes from.
             current = op.call.or(current);
             let mut at = current;
             while let Some(call) = at {
-                last[call.index()] = Some(index);
-                at = parents[call.index()];
+                last[call] = Some(index);
+                at = parents[call];
             }
         }
-        let mut ends: Vec<(usize, CallId)> = (0..self.calls.len())
-            .filter(|&call| open[call])
-            .filter_map(|call| Some((last[call]?, CallId::new(call))))
-            .collect();
+        let ids = self.calls.ids();
+        let mut ends: Vec<_> = ids.filter(|&call| open[call]).filter_map(|call| Some((last[call]?, call))).collect();
         ends.sort_by_key(|&(op, call)| (op, std::cmp::Reverse(call)));
         ends
     }

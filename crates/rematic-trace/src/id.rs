@@ -1,5 +1,5 @@
-use std::fmt;
-
+/// Declares ids of a kind, for a [`Table`](crate::Table) of it.
+#[macro_export]
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -23,8 +23,18 @@ macro_rules! id {
             }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl $crate::Id for $name {
+            fn at(index: usize) -> Self {
+                Self::new(index)
+            }
+
+            fn position(self) -> usize {
+                self.index()
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 self.0.fmt(f)
             }
         }

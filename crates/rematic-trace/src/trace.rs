@@ -3,7 +3,7 @@ use std::ops::Range;
 
 use crate::{
     Call, CallId, Category, Collective, CollectiveId, Event, Flags, Layout, LayoutId, Module, ModuleId, NameId, Op,
-    OpId, Origin, Phase, Place, Pool, Storage, StorageId, StreamId, Tensor,
+    OpId, Origin, Phase, Place, Pool, Storage, StorageId, StreamId, Table, Tensor,
 };
 
 /// An operator as it is handed to [`StepTrace::run`]. It runs on the compute stream and by itself, unless
@@ -39,14 +39,14 @@ pub struct StepTrace {
     pub origin: Origin,
     /// The rank whose step it is.
     pub place: Place,
-    pub(crate) streams: Vec<String>,
-    pub(crate) collectives: Vec<Collective>,
-    pub(crate) modules: Vec<Module>,
-    pub(crate) calls: Vec<Call>,
-    pub(crate) storages: Vec<Storage>,
-    pub(crate) layouts: Vec<Layout>,
-    pub(crate) names: Vec<String>,
-    pub(crate) ops: Vec<Op>,
+    pub(crate) streams: Table<StreamId, String>,
+    pub(crate) collectives: Table<CollectiveId, Collective>,
+    pub(crate) modules: Table<ModuleId, Module>,
+    pub(crate) calls: Table<CallId, Call>,
+    pub(crate) storages: Table<StorageId, Storage>,
+    pub(crate) layouts: Table<LayoutId, Layout>,
+    pub(crate) names: Table<NameId, String>,
+    pub(crate) ops: Table<OpId, Op>,
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) mutated: Vec<StorageId>,
     pub(crate) events: Vec<Event>,
@@ -94,14 +94,14 @@ impl StepTrace {
         StepTrace {
             origin: Origin::of(model),
             place: Place::default(),
-            streams: vec![COMPUTE_STREAM.to_owned()],
-            collectives: Vec::new(),
-            modules: Vec::new(),
-            calls: Vec::new(),
-            storages: Vec::new(),
-            layouts: Vec::new(),
-            names: Vec::new(),
-            ops: Vec::new(),
+            streams: vec![COMPUTE_STREAM.to_owned()].into(),
+            collectives: Table::default(),
+            modules: Table::default(),
+            calls: Table::default(),
+            storages: Table::default(),
+            layouts: Table::default(),
+            names: Table::default(),
+            ops: Table::default(),
             tensors: Vec::new(),
             mutated: Vec::new(),
             events: Vec::new(),
@@ -114,31 +114,31 @@ impl StepTrace {
 
     /// The modules; a parent stands before its children, the root first.
     #[must_use]
-    pub fn modules(&self) -> &[Module] {
+    pub fn modules(&self) -> &Table<ModuleId, Module> {
         &self.modules
     }
 
     /// The module with this id.
     #[must_use]
     pub fn module(&self, id: ModuleId) -> &Module {
-        &self.modules[id.index()]
+        &self.modules[id]
     }
 
     /// The calls of modules, in the order in which they begin.
     #[must_use]
-    pub fn calls(&self) -> &[Call] {
+    pub fn calls(&self) -> &Table<CallId, Call> {
         &self.calls
     }
 
     /// The call with this id.
     #[must_use]
     pub fn call(&self, id: CallId) -> &Call {
-        &self.calls[id.index()]
+        &self.calls[id]
     }
 
     /// The storages.
     #[must_use]
-    pub fn storages(&self) -> &[Storage] {
+    pub fn storages(&self) -> &Table<StorageId, Storage> {
         &self.storages
     }
 
@@ -151,14 +151,14 @@ impl StepTrace {
 
     /// The operators, in the order of execution.
     #[must_use]
-    pub fn ops(&self) -> &[Op] {
+    pub fn ops(&self) -> &Table<OpId, Op> {
         &self.ops
     }
 
     /// The operator with this id.
     #[must_use]
     pub fn op(&self, id: OpId) -> &Op {
-        &self.ops[id.index()]
+        &self.ops[id]
     }
 
     /// Everything that happens, in order.
@@ -169,26 +169,26 @@ impl StepTrace {
 
     /// The distinct layouts.
     #[must_use]
-    pub fn layouts(&self) -> &[Layout] {
+    pub fn layouts(&self) -> &Table<LayoutId, Layout> {
         &self.layouts
     }
 
     /// The layout of a tensor.
     #[must_use]
     pub fn layout_of(&self, tensor: Tensor) -> &Layout {
-        &self.layouts[tensor.layout.index()]
+        &self.layouts[tensor.layout]
     }
 
     /// The distinct operator names.
     #[must_use]
-    pub fn names(&self) -> &[String] {
+    pub fn names(&self) -> &Table<NameId, String> {
         &self.names
     }
 
     /// An operator's name (`mm.default`).
     #[must_use]
     pub fn op_name(&self, op: &Op) -> &str {
-        &self.names[op.name.index()]
+        &self.names[op.name]
     }
 
     /// The tensors that an operator reads.
@@ -217,20 +217,20 @@ impl StepTrace {
 
     /// The names of the streams; the first is the compute stream.
     #[must_use]
-    pub fn streams(&self) -> &[String] {
+    pub fn streams(&self) -> &Table<StreamId, String> {
         &self.streams
     }
 
     /// The distinct ways in which operators communicate.
     #[must_use]
-    pub fn collectives(&self) -> &[Collective] {
+    pub fn collectives(&self) -> &Table<CollectiveId, Collective> {
         &self.collectives
     }
 
     /// How an operator communicates with other ranks, if it does.
     #[must_use]
     pub fn collective_of(&self, op: &Op) -> Option<&Collective> {
-        op.collective.map(|collective| &self.collectives[collective.index()])
+        op.collective.map(|collective| &self.collectives[collective])
     }
 
     /// A module's full name: the names from the root down, joined by dots.
@@ -256,13 +256,12 @@ impl StepTrace {
 
     /// Adds a module; its parent must have been added before.
     pub fn add_module(&mut self, module: Module) -> ModuleId {
-        self.modules.push(module);
-        ModuleId::new(self.modules.len() - 1)
+        self.modules.push(module)
     }
 
     /// The module, to add its parameters.
     pub fn module_mut(&mut self, id: ModuleId) -> &mut Module {
-        &mut self.modules[id.index()]
+        &mut self.modules[id]
     }
 
     /// The id of a layout; equal layouts share one.
@@ -270,31 +269,29 @@ impl StepTrace {
         if let Some(&id) = self.layout_ids.get(layout) {
             return id;
         }
-        let id = LayoutId::new(self.layouts.len());
-        self.layouts.push(layout.clone());
+        let id = self.layouts.push(layout.clone());
         self.layout_ids.insert(layout.clone(), id);
         id
     }
 
     /// A storage that exists when the step begins.
     pub fn storage_before_step(&mut self, bytes: u64, category: Category) -> StorageId {
-        self.storages.push(Storage { bytes, category, birth: None, pool: Pool::Device, released: false, share: None });
-        StorageId::new(self.storages.len() - 1)
+        self.storages.push(Storage { bytes, category, birth: None, pool: Pool::Device, released: false, share: None })
     }
 
     /// The storage lies in another pool than the device's memory.
     pub fn set_pool(&mut self, storage: StorageId, pool: Pool) {
-        self.storages[storage.index()].pool = pool;
+        self.storages[storage].pool = pool;
     }
 
     /// The bytes of a storage that exists before the step are released when it begins.
     pub fn set_released(&mut self, storage: StorageId) {
-        self.storages[storage.index()].released = true;
+        self.storages[storage].released = true;
     }
 
     /// The rank has only so many bytes of the storage; others have the rest.
     pub fn set_share(&mut self, storage: StorageId, bytes: u64) {
-        self.storages[storage.index()].share = Some(bytes);
+        self.storages[storage].share = Some(bytes);
     }
 
     /// Puts others in the place of events: each is handed over with the list that it, or what replaces it, goes into.
@@ -308,24 +305,19 @@ impl StepTrace {
 
     /// Adds a stream.
     pub fn add_stream(&mut self, name: &str) -> StreamId {
-        self.streams.push(name.to_owned());
-        StreamId::new(self.streams.len() - 1)
+        self.streams.push(name.to_owned())
     }
 
     /// The operator runs on another stream than the compute stream.
     pub fn set_stream(&mut self, op: OpId, stream: StreamId) {
-        self.ops[op.index()].stream = stream;
+        self.ops[op].stream = stream;
     }
 
     /// The operator communicates with other ranks. Equal ways to do so share an id.
     pub fn set_collective(&mut self, op: OpId, collective: Collective) {
         // A step has few distinct ones: a handful for each size of a layer.
-        let known = self.collectives.iter().position(|known| *known == collective);
-        let row = known.unwrap_or(self.collectives.len());
-        if known.is_none() {
-            self.collectives.push(collective);
-        }
-        self.ops[op.index()].collective = Some(CollectiveId::new(row));
+        let known = self.collectives.entries().find(|(_, known)| **known == collective).map(|(id, _)| id);
+        self.ops[op].collective = Some(known.unwrap_or_else(|| self.collectives.push(collective)));
     }
 
     /// The id that the first new storage of the next operator will get.
@@ -337,7 +329,7 @@ impl StepTrace {
     /// Runs an operator: adds it, its new storages and its event.
     pub fn run(&mut self, record: OpRecord<'_>) -> OpId {
         let id = OpId::new(self.ops.len());
-        self.storages.extend(record.births.iter().map(|&(bytes, category)| Storage {
+        self.storages.items_mut().extend(record.births.iter().map(|&(bytes, category)| Storage {
             bytes,
             category,
             birth: Some(id),
@@ -369,20 +361,19 @@ impl StepTrace {
 
     /// Begins a call of a module's forward.
     pub fn enter(&mut self, module: ModuleId, inputs: Vec<StorageId>) -> CallId {
-        let id = CallId::new(self.calls.len());
-        self.calls.push(Call { module, inputs, keywords: Vec::new(), outputs: Vec::new() });
+        let id = self.calls.push(Call { module, inputs, keywords: Vec::new(), outputs: Vec::new() });
         self.events.push(Event::Enter(id));
         id
     }
 
     /// Notes the storages of the tensors among a call's keyword arguments.
     pub fn set_keywords(&mut self, call: CallId, keywords: Vec<StorageId>) {
-        self.calls[call.index()].keywords = keywords;
+        self.calls[call].keywords = keywords;
     }
 
     /// Ends a call of a module's forward.
     pub fn exit(&mut self, call: CallId, outputs: Vec<StorageId>) {
-        self.calls[call.index()].outputs = outputs;
+        self.calls[call].outputs = outputs;
         self.events.push(Event::Exit(call));
     }
 
@@ -393,14 +384,14 @@ impl StepTrace {
 
     /// Makes the look-up tables for tables that were filled without them.
     pub(crate) fn index(&mut self) {
-        for (row, name) in self.names.iter().enumerate() {
+        for (id, name) in self.names.entries() {
             if !self.name_ids.contains_key(name) {
-                self.name_ids.insert(name.clone(), NameId::new(row));
+                self.name_ids.insert(name.clone(), id);
             }
         }
-        for (row, layout) in self.layouts.iter().enumerate() {
+        for (id, layout) in self.layouts.entries() {
             if !self.layout_ids.contains_key(layout) {
-                self.layout_ids.insert(layout.clone(), LayoutId::new(row));
+                self.layout_ids.insert(layout.clone(), id);
             }
         }
     }
@@ -409,8 +400,7 @@ impl StepTrace {
         if let Some(&id) = self.name_ids.get(name) {
             return id;
         }
-        let id = NameId::new(self.names.len());
-        self.names.push(name.to_owned());
+        let id = self.names.push(name.to_owned());
         self.name_ids.insert(name.to_owned(), id);
         id
     }

@@ -3,7 +3,8 @@ use std::collections::HashSet;
 use crate::error::Spot;
 use crate::trace::with_storage;
 use crate::{
-    CallId, Event, Fault, InvalidTrace, Layout, LayoutId, Module, Op, OpId, StepTrace, StorageId, StreamId, Tensor,
+    CallId, Event, Fault, InvalidTrace, Layout, LayoutId, Module, ModuleId, Op, OpId, StepTrace, StorageId, StreamId,
+    Table, Tensor,
 };
 
 /// The deepest that modules nest: Python's own limit of recursion. Full names take as much room as the tree is deep, so
@@ -18,8 +19,7 @@ impl StepTrace {
     pub fn validate(&self) -> Result<(), InvalidTrace> {
         self.check_mesh()?;
         self.check_tables()?;
-        for (index, op) in self.ops.iter().enumerate() {
-            let id = OpId::new(index);
+        for (id, op) in self.ops.entries() {
             self.check_op(id, op).map_err(|fault| self.at_op(id, fault))?;
         }
         self.check_births()?;
@@ -47,11 +47,11 @@ impl StepTrace {
             }
         }
         let mut names = HashSet::new();
-        let mut depths: Vec<usize> = Vec::with_capacity(self.modules.len());
+        let mut depths: Table<ModuleId, usize> = Table::default();
         for (row, module) in self.modules.iter().enumerate() {
             self.check_module(row, module, &mut names)
                 .and_then(|()| {
-                    let depth = module.parent.map_or(0, |parent| depths[parent.index()]) + 1;
+                    let depth = module.parent.map_or(0, |parent| depths[parent]) + 1;
                     depths.push(depth);
                     if depth > MAX_DEPTH { Err(Fault::TooDeep { limit: MAX_DEPTH }) } else { Ok(()) }
                 })
@@ -73,18 +73,17 @@ impl StepTrace {
 
     /// One pass over all outputs: an optimizer's operator may return a storage for each of a million parameters.
     fn check_births(&self) -> Result<(), InvalidTrace> {
-        let mut returned = vec![false; self.storages.len()];
-        for (index, op) in self.ops.iter().enumerate() {
-            for tensor in self.outputs(op) {
-                let row = tensor.storage.index();
-                if self.storages.get(row).is_some_and(|storage| storage.birth == Some(OpId::new(index))) {
-                    returned[row] = true;
+        let mut returned = self.storages.filled(false);
+        for (id, op) in self.ops.entries() {
+            for &Tensor { storage, .. } in self.outputs(op) {
+                if self.storages.get(storage).is_some_and(|storage| storage.birth == Some(id)) {
+                    returned[storage] = true;
                 }
             }
         }
-        for (row, storage) in self.storages.iter().enumerate() {
-            if let Some(op) = storage.birth.filter(|_| !returned[row]) {
-                return Err(self.at_op(op, Fault::BirthNotReturned { storage: StorageId::new(row) }));
+        for (id, storage) in self.storages.entries() {
+            if let Some(op) = storage.birth.filter(|_| !returned[id]) {
+                return Err(self.at_op(op, Fault::BirthNotReturned { storage: id }));
             }
         }
         Ok(())
@@ -136,7 +135,7 @@ impl StepTrace {
     fn check_tensor(&self, tensor: Tensor) -> Result<(), Fault> {
         self.check_storage(tensor.storage)?;
         check_layout_id(tensor.layout, self.layouts.len())?;
-        let bytes = self.storages[tensor.storage.index()].bytes;
+        let bytes = self.storages[tensor.storage].bytes;
         let needed = span(self.layout_of(tensor));
         if needed > bytes {
             return Err(Fault::TensorPastStorage { storage: tensor.storage, needed, bytes });
@@ -189,18 +188,18 @@ fn span(layout: &Layout) -> u64 {
 /// Walks the events and follows who holds what.
 struct Walk<'a> {
     trace: &'a StepTrace,
-    held: Vec<bool>,
-    saved: Vec<u32>,
-    released: Vec<bool>,
+    held: Table<StorageId, bool>,
+    saved: Table<StorageId, u32>,
+    released: Table<StorageId, bool>,
     /// The bytes that the rank has of each storage.
-    own: Vec<u64>,
-    unsaved: Vec<bool>,
-    returned_from: Vec<bool>,
+    own: Table<StorageId, u64>,
+    unsaved: Table<OpId, bool>,
+    returned_from: Table<OpId, bool>,
     next_op: usize,
     next_call: usize,
     next_micro_batch: u32,
     open: Vec<CallId>,
-    returned: Vec<bool>,
+    returned: Table<CallId, bool>,
 }
 
 impl<'a> Walk<'a> {
@@ -208,16 +207,16 @@ impl<'a> Walk<'a> {
         Walk {
             trace,
             held: trace.storages.iter().map(|storage| storage.birth.is_none()).collect(),
-            saved: vec![0; trace.storages.len()],
+            saved: trace.storages.filled(0),
             released: trace.storages.iter().map(|storage| storage.released).collect(),
             own: trace.storages.iter().map(crate::Storage::own_bytes).collect(),
-            unsaved: vec![false; trace.ops.len()],
-            returned_from: vec![false; trace.ops.len()],
+            unsaved: trace.ops.filled(false),
+            returned_from: trace.ops.filled(false),
             next_op: 0,
             next_call: 0,
             next_micro_batch: 0,
             open: Vec::new(),
-            returned: vec![false; trace.calls.len()],
+            returned: trace.calls.filled(false),
         }
     }
 
@@ -228,8 +227,8 @@ impl<'a> Walk<'a> {
                 _ => InvalidTrace { at: Spot::Event(row, event), fault },
             })?;
         }
-        let fault = if let Some(call) = self.returned.iter().position(|returned| !returned) {
-            Fault::CallOpen { call: CallId::new(call) }
+        let fault = if let Some((call, _)) = self.returned.entries().find(|(_, returned)| !**returned) {
+            Fault::CallOpen { call }
         } else if self.next_op < self.trace.ops.len() {
             Fault::OpsMissing { ran: self.next_op, len: self.trace.ops.len() }
         } else {
@@ -243,26 +242,26 @@ impl<'a> Walk<'a> {
             Event::Op(op) => self.op(op),
             Event::Drop(storage) => {
                 self.trace.check_storage(storage)?;
-                if !std::mem::replace(&mut self.held[storage.index()], false) {
+                if !std::mem::replace(&mut self.held[storage], false) {
                     return Err(Fault::DoubleDrop { storage });
                 }
                 Ok(())
             }
             Event::Return(op) => {
                 check_id("op", op.index(), self.trace.ops.len())?;
-                let over = op.index() >= self.next_op || self.unsaved[op.index()];
-                if over || std::mem::replace(&mut self.returned_from[op.index()], true) {
+                let over = op.index() >= self.next_op || self.unsaved[op];
+                if over || std::mem::replace(&mut self.returned_from[op], true) {
                     return Err(Fault::NothingSaved { op });
                 }
                 Ok(())
             }
             Event::Unsave(op) => {
                 check_id("op", op.index(), self.trace.ops.len())?;
-                if op.index() >= self.next_op || std::mem::replace(&mut self.unsaved[op.index()], true) {
+                if op.index() >= self.next_op || std::mem::replace(&mut self.unsaved[op], true) {
                     return Err(Fault::NothingSaved { op });
                 }
                 for tensor in self.trace.saves(self.trace.op(op)) {
-                    self.saved[tensor.storage.index()] -= 1;
+                    self.saved[tensor.storage] -= 1;
                 }
                 Ok(())
             }
@@ -273,13 +272,13 @@ impl<'a> Walk<'a> {
             Event::Release(storage) => {
                 self.trace.check_storage(storage)?;
                 self.present(storage)?;
-                self.released[storage.index()] = true;
+                self.released[storage] = true;
                 Ok(())
             }
             Event::Restore(storage) => {
                 self.trace.check_storage(storage)?;
                 self.alive(storage)?;
-                if !std::mem::replace(&mut self.released[storage.index()], false) {
+                if !std::mem::replace(&mut self.released[storage], false) {
                     return Err(Fault::NotReleased { storage });
                 }
                 Ok(())
@@ -287,7 +286,7 @@ impl<'a> Walk<'a> {
             Event::Shrink(storage, bytes) => {
                 self.trace.check_storage(storage)?;
                 self.present(storage)?;
-                let own = &mut self.own[storage.index()];
+                let own = &mut self.own[storage];
                 if bytes > *own {
                     return Err(Fault::Grows { storage, bytes, own: *own });
                 }
@@ -313,12 +312,12 @@ impl<'a> Walk<'a> {
                 if self.open.pop() != Some(call) {
                     return Err(Fault::CallNesting { call });
                 }
-                self.returned[call.index()] = true;
+                self.returned[call] = true;
                 Ok(())
             }
             Event::EnterBackward(call) | Event::ExitBackward(call) => {
                 check_id("call", call.index(), self.trace.calls.len())?;
-                if self.returned[call.index()] { Ok(()) } else { Err(Fault::CallNesting { call }) }
+                if self.returned[call] { Ok(()) } else { Err(Fault::CallNesting { call }) }
             }
         }
     }
@@ -334,8 +333,8 @@ impl<'a> Walk<'a> {
             self.used(op, tensor.storage)?;
         }
         for tensor in self.trace.outputs(op) {
-            if self.trace.storages[tensor.storage.index()].birth == Some(id) {
-                self.held[tensor.storage.index()] = true;
+            if self.trace.storages[tensor.storage].birth == Some(id) {
+                self.held[tensor.storage] = true;
             }
             self.used(op, tensor.storage)?;
         }
@@ -346,7 +345,7 @@ impl<'a> Walk<'a> {
             self.used(op, tensor.storage)?;
         }
         for tensor in self.trace.saves(op) {
-            self.saved[tensor.storage.index()] += 1;
+            self.saved[tensor.storage] += 1;
         }
         if let Some(call) = op.call.filter(|call| call.index() >= self.next_call) {
             return Err(Fault::CallNesting { call });
@@ -373,14 +372,10 @@ impl<'a> Walk<'a> {
     /// The storage is alive, and its bytes are there.
     fn present(&self, storage: StorageId) -> Result<(), Fault> {
         self.alive(storage)?;
-        if self.released[storage.index()] { Err(Fault::Released { storage }) } else { Ok(()) }
+        if self.released[storage] { Err(Fault::Released { storage }) } else { Ok(()) }
     }
 
     fn alive(&self, storage: StorageId) -> Result<(), Fault> {
-        if self.held[storage.index()] || self.saved[storage.index()] > 0 {
-            Ok(())
-        } else {
-            Err(Fault::NotAlive { storage })
-        }
+        if self.held[storage] || self.saved[storage] > 0 { Ok(()) } else { Err(Fault::NotAlive { storage }) }
     }
 }

@@ -43,9 +43,12 @@ fn the_backward_of_a_call_by_keyword_ends_with_its_own_operators() {
 fn keyword_arguments_are_inputs() {
     let hooked = llama();
     let attention = hooked.calls().iter().position(|call| hooked.path(call.module).ends_with("self_attn")).unwrap();
-    assert_eq!((hooked.calls()[attention].inputs.len(), hooked.calls()[attention].keywords.len()), (0, 4));
+    assert_eq!(
+        (hooked.calls().items()[attention].inputs.len(), hooked.calls().items()[attention].keywords.len()),
+        (0, 4)
+    );
     let whole = hooked.with_whole_calls();
-    assert_eq!(whole.calls()[attention].inputs.len(), 4);
+    assert_eq!(whole.calls().items()[attention].inputs.len(), 4);
 }
 
 #[test]

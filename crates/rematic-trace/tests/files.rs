@@ -110,7 +110,7 @@ fn a_collective_of_version_1_is_one_of_unknown_kind() {
     let flagged = old.replacen(r#""flags":["view"]"#, r#""flags":["view","collective"]"#, 2);
     assert_ne!(old, flagged);
     let read = StepTrace::from_json(flagged.as_bytes(), "old.rmt".as_ref()).unwrap();
-    assert_eq!(read.collectives(), [Collective::unknown()]);
+    assert_eq!(read.collectives().items(), [Collective::unknown()]);
     let communicating = read.ops().iter().filter(|op| read.collective_of(op).is_some());
     assert_eq!(communicating.count(), 2);
     let mut text = Vec::new();

@@ -169,7 +169,7 @@ mod tests {
         let trace = trace(2).unwrap();
         assert_eq!(trace.validate(), Ok(()));
         let parameters = trace.modules().iter().flat_map(|module| &module.parameters);
-        let count: u64 = parameters.map(|parameter| trace.layouts()[parameter.layout.index()].elements()).sum();
+        let count: u64 = parameters.map(|parameter| trace.layouts()[parameter.layout].elements()).sum();
         // By hand: the patches, the positions, 12 blocks, the last norm, the head.
         let (w, block) = (WIDTH, 4 * WIDTH + 12 * WIDTH * WIDTH + (3 + 1 + 4 + 1) * WIDTH);
         assert_eq!(count, (768 + 1) * w + 196 * w + 12 * block + 2 * w + (w + 1) * 1000);

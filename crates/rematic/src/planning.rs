@@ -221,7 +221,7 @@ impl Study {
             verdict,
             document,
             moments,
-            recompute_flops: replayed.recomputed.iter().map(|op| self.costs.flops()[op.index()]).sum(),
+            recompute_flops: replayed.recomputed.iter().map(|op| self.costs.flops()[*op]).sum(),
             replayed,
             measured: self.costs.measurements().cloned(),
             milp: None,

@@ -76,7 +76,7 @@ fn every_stream_is_done_as_on_paper() {
     let mut clock = Clock::new(&trace, time_of);
     Schedule::plain(&trace, &start).replay(&mut clock);
     let done: Vec<f64> = (0..trace.streams().len()).map(|stream| clock.done(StreamId::new(stream)).0).collect();
-    assert_eq!(trace.streams(), ["compute", "all_gather", "reduce_scatter"]);
+    assert_eq!(trace.streams().items(), ["compute", "all_gather", "reduce_scatter"]);
     assert_eq!(done, [28.0, 16.0, 27.0]);
     assert_eq!(clock.end(), Millis(28.0));
     let one_after_the_other: f64 = (0..trace.ops().len()).map(|op| time_of(OpId::new(op)).0).sum();

@@ -35,7 +35,7 @@ COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
 class Facts:
     """What is the same for every call of an operator."""
 
-    __slots__ = ("name", "flags", "mutated", "mutated_keywords", "recorded", "is_composite", "replaces")
+    __slots__ = ("name", "flags", "mutated", "mutated_keywords", "recorded", "is_composite", "replaces", "communicates")
 
     def __init__(self, func: Any, name: int) -> None:
         self.name = name
@@ -48,8 +48,7 @@ class Facts:
         draws = torch.Tag.nondeterministic_seeded in func.tags and not func._opname.endswith("_backward")
         if draws and func is not FLASH:
             self.flags.append("random")
-        if func.namespace in COLLECTIVES:
-            self.flags.append("collective")
+        self.communicates = func.namespace in COLLECTIVES
         written = [
             (position, argument)
             for position, argument in enumerate(func._schema.arguments)

@@ -485,6 +485,8 @@ class Recorder(Twins):
                     row["differentiates"] = differentiates
         if flags:
             row["flags"] = flags
+        if facts.communicates:
+            row["collective"] = 0
         if mutates:
             row["mutates"] = mutates
         if inputs:

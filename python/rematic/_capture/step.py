@@ -410,9 +410,10 @@ class _Attempt:
         self._earlier = recorder
         return {
             "format": "rematic-trace",
-            "version": 1,
-            "model": type(self.model).__name__,
-            "facts": [*self._facts(calls), *(["assumed", text] for text in sorted(recorder.values.assumptions))],
+            "version": 2,
+            "origin": self._origin(calls, sorted(recorder.values.assumptions)),
+            # Of what communicates, no more is known here than that it does.
+            "collectives": [["unknown", 0, "", 0]],
             "names": recorder.names,
             "layouts": recorder.layouts,
             "modules": tree.rows,
@@ -481,15 +482,20 @@ class _Attempt:
         )
         self.after = dataclasses.replace(self.after, with_gradient=with_gradient)
 
-    def _facts(self, calls: CallWatch) -> list[list[str]]:
-        facts = [["device", self.device], ["torch", torch.__version__.split("+")[0]]]
-        facts.append(["optimizer", type(self.optimizer).__name__.lower() if self.optimizer else "none"])
+    def _origin(self, calls: CallWatch, assumptions: list[str]) -> dict[str, Any]:
+        origin: dict[str, Any] = {
+            "model": type(self.model).__name__,
+            "device": self.device,
+            "versions": [["torch", torch.__version__.split("+")[0]]],
+            "optimizer": type(self.optimizer).__name__.lower() if self.optimizer else "none",
+            "assumptions": assumptions,
+        }
         if calls.forwards not in ([], [TRAIN]):
-            facts.append([FORWARDS, " ".join(calls.forwards)])
+            origin[FORWARDS] = " ".join(calls.forwards)
         if any(calls.inputs):
             alike = len(set(calls.inputs)) == 1
-            facts.append([INPUTS, calls.inputs[0] if alike else NEXT.join(calls.inputs)])
-        return facts
+            origin[INPUTS] = calls.inputs[0] if alike else NEXT.join(calls.inputs)
+        return origin
 
 
 def _with_previous(recorder: Recorder, goes: dict[int, int | None], forward_over: int | None) -> list[dict[str, Any] | None]:

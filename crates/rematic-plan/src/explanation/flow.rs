@@ -1,38 +1,38 @@
-use rematic_trace::{Layout, LayoutId, OpId, StepTrace, StorageId, Tensor};
+use rematic_trace::{Layout, LayoutId, OpId, StepTrace, StorageId, Table, Tensor};
 
 /// Who reads what, and how storages look.
 pub(super) struct Flow {
     /// Operators that read each storage, in order, each once.
-    readers: Vec<Vec<OpId>>,
+    readers: Table<StorageId, Vec<OpId>>,
     /// The layout in which each storage is made; for those from before the step, in which it is first read.
-    layouts: Vec<Option<LayoutId>>,
+    layouts: Table<StorageId, Option<LayoutId>>,
 }
 
 impl Flow {
     pub(super) fn new(trace: &StepTrace) -> Self {
-        let mut readers: Vec<Vec<OpId>> = vec![Vec::new(); trace.storages().len()];
-        let mut layouts = vec![None; trace.storages().len()];
-        for (index, op) in trace.ops().iter().enumerate() {
+        let mut readers: Table<StorageId, Vec<OpId>> = trace.storages().filled(Vec::new());
+        let mut layouts = trace.storages().filled(None);
+        for (id, op) in trace.ops().entries() {
             for tensor in trace.inputs(op) {
-                let readers = &mut readers[tensor.storage.index()];
-                if readers.last() != Some(&OpId::new(index)) {
-                    readers.push(OpId::new(index));
+                let readers = &mut readers[tensor.storage];
+                if readers.last() != Some(&id) {
+                    readers.push(id);
                 }
-                layouts[tensor.storage.index()].get_or_insert(tensor.layout);
+                layouts[tensor.storage].get_or_insert(tensor.layout);
             }
             for tensor in trace.outputs(op) {
-                layouts[tensor.storage.index()].get_or_insert(tensor.layout);
+                layouts[tensor.storage].get_or_insert(tensor.layout);
             }
         }
         Flow { readers, layouts }
     }
 
     pub(super) fn readers(&self, storage: StorageId) -> &[OpId] {
-        &self.readers[storage.index()]
+        &self.readers[storage]
     }
 
     pub(super) fn layout<'a>(&self, trace: &'a StepTrace, storage: StorageId) -> Option<&'a Layout> {
-        self.layouts[storage.index()].map(|layout| &trace.layouts()[layout.index()])
+        self.layouts[storage].map(|layout| &trace.layouts()[layout])
     }
 }
 

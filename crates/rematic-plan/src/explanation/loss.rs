@@ -33,7 +33,7 @@ impl Loss {
         let mut loss = Loss { projections: BTreeSet::new(), ops: BTreeSet::from([end]), storages: BTreeSet::new() };
         let mut open = vec![first.storage];
         while let Some(storage) = open.pop() {
-            let Some(birth) = trace.storages()[storage.index()].birth else { continue };
+            let Some(birth) = trace.storages()[storage].birth else { continue };
             if !loss.storages.insert(storage) {
                 continue;
             }
@@ -59,9 +59,9 @@ impl Loss {
     }
 
     fn add_gradients(&mut self, trace: &StepTrace, is_logits: impl Fn(&Layout) -> bool) {
-        for (index, op) in trace.ops().iter().enumerate().filter(|(_, op)| op.phase == Phase::Backward) {
+        for (id, op) in trace.ops().entries().filter(|(_, op)| op.phase == Phase::Backward) {
             if op.differentiates.is_some_and(|forward| self.ops.contains(&forward)) {
-                let born = |storage: &StorageId| trace.storages()[storage.index()].birth == Some(OpId::new(index));
+                let born = |storage: &StorageId| trace.storages()[*storage].birth == Some(id);
                 self.storages.extend(matching(trace, trace.outputs(op), &is_logits).filter(born));
             }
         }
@@ -69,12 +69,11 @@ impl Loss {
 
     /// What a variable holds from the previous step is what it will hold of this one.
     fn add_previous(&mut self, trace: &StepTrace) {
-        let sizes: BTreeSet<u64> =
-            self.storages.iter().map(|storage| trace.storages()[storage.index()].bytes).collect();
-        for (index, storage) in trace.storages().iter().enumerate() {
+        let sizes: BTreeSet<u64> = self.storages.iter().map(|storage| trace.storages()[*storage].bytes).collect();
+        for (id, storage) in trace.storages().entries() {
             let previous = storage.birth.is_none() && storage.category == Category::Activation;
             if previous && sizes.contains(&storage.bytes) {
-                self.storages.insert(StorageId::new(index));
+                self.storages.insert(id);
             }
         }
     }

@@ -1,5 +1,5 @@
 use rematic_replay::{Allocator, Checkpoint, Highest, Ledger, Ran, Regions, Schedule};
-use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId};
+use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId, Table};
 
 /// How a step differs from the one that was traced.
 #[derive(Clone, Debug, Default)]
@@ -48,11 +48,12 @@ impl Scale {
 
 /// Replays the whole step with a change.
 pub(super) fn replay(trace: &StepTrace, regions: &Regions, allocator: Allocator, change: &Change) -> Highest {
-    let mut sizes: Vec<Bytes> = trace.storages().iter().map(|storage| Bytes(storage.own_bytes())).collect();
-    for (storage, scale) in &change.scales {
-        sizes[storage.index()] = scale.apply(sizes[storage.index()]);
+    let mut sizes: Table<StorageId, Bytes> =
+        trace.storages().iter().map(|storage| Bytes(storage.own_bytes())).collect();
+    for &(storage, scale) in &change.scales {
+        sizes[storage] = scale.apply(sizes[storage]);
     }
-    let start = Ledger::with_sizes(trace, allocator, |storage| sizes[storage.index()]);
+    let start = Ledger::with_sizes(trace, allocator, |storage| sizes[storage]);
     let mut plain = Highest::from(&start);
     // Forward and backward without the gradients that are there so far: all of them come from the pass before.
     let mut without_gradients = Highest { bytes: Bytes(0), ..plain };

@@ -58,8 +58,7 @@ pub fn bundles(trace: &StepTrace, writes: &Writes, region: &Region) -> Option<Ve
     let mut must_save = vec![false; region.ops.len()];
     let mut must_run = vec![false; region.ops.len()];
     let changes_behind = |storage: StorageId| writes.change(storage, region.ops.end, again);
-    let born_inside =
-        |storage: StorageId| trace.storages()[storage.index()].birth.filter(|birth| region.contains(*birth));
+    let born_inside = |storage: StorageId| trace.storages()[storage].birth.filter(|birth| region.contains(*birth));
     let mut first_random = None;
     // Per storage, what has read it and is not yet tied to a change of it.
     let mut readers: HashMap<StorageId, Vec<usize>> = HashMap::new();

@@ -2,7 +2,7 @@ use std::collections::{HashMap, HashSet};
 
 use rematic_cost::Costs;
 use rematic_replay::{Ledger, Region, Regions, births};
-use rematic_trace::{Bytes, Event, Millis, OpId, StepTrace, StorageId};
+use rematic_trace::{Bytes, Event, Millis, OpId, StepTrace, StorageId, Table};
 
 use super::{Bundle, Fate, Lifetimes, Writes, bundles};
 
@@ -94,27 +94,27 @@ pub struct Candidates<'a> {
     /// Positions of the events with which modules return.
     exits: Vec<usize>,
     /// Storages that regions beside each other read: which of them keeps one is not known before the plan is.
-    shared: Vec<bool>,
+    shared: Table<StorageId, bool>,
     /// Holds per storage, while a region is run through; zero in between.
-    holds: Vec<u32>,
+    holds: Table<StorageId, u32>,
 }
 
 impl<'a> Candidates<'a> {
     /// `ledger` tells the size of storages, `costs` how long operators take.
     #[must_use]
     pub fn new(trace: &'a StepTrace, regions: &'a Regions, ledger: &'a Ledger, costs: &'a Costs) -> Self {
-        let count = trace.storages().len();
-        let mut shared = vec![false; count];
-        let mut last_reader_ends = vec![usize::MAX; count];
+        let storages = trace.storages();
+        let mut shared = storages.filled(false);
+        let mut last_reader_ends = storages.filled(usize::MAX);
         for region in regions.all() {
-            for input in &region.inputs {
-                let ends = std::mem::replace(&mut last_reader_ends[input.index()], region.ops.end);
-                shared[input.index()] |= ends <= region.ops.start;
+            for &input in &region.inputs {
+                let ends = std::mem::replace(&mut last_reader_ends[input], region.ops.end);
+                shared[input] |= ends <= region.ops.start;
             }
         }
         let is_exit = |event: &Event| matches!(event, Event::Exit(_));
         let exits = trace.events().iter().enumerate().filter(|(_, event)| is_exit(event)).map(|(at, _)| at).collect();
-        let (lifetimes, writes, holds) = (Lifetimes::new(trace), Writes::new(trace), vec![0; count]);
+        let (lifetimes, writes, holds) = (Lifetimes::new(trace), Writes::new(trace), storages.filled(0));
         Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds }
     }
 
@@ -132,7 +132,7 @@ impl<'a> Candidates<'a> {
     /// Whether a region that ends before this one counts what keeping the storage costs. If both are checkpointed it must
     /// not count twice.
     fn counted_before(&self, region: &Region, storage: StorageId) -> bool {
-        let birth = self.trace.storages()[storage.index()].birth;
+        let birth = self.trace.storages()[storage].birth;
         let mut maker = birth.and_then(|birth| self.regions.innermost(birth));
         while let Some(index) = maker {
             let other = &self.regions.all()[index];
@@ -197,7 +197,7 @@ impl<'a> Candidates<'a> {
         for &input in &region.inputs {
             let needed_inside = self.lifetimes.savers(input).iter().any(|op| region.contains(*op));
             let released = inside.released(input);
-            let twice = || self.shared[input.index()] || self.counted_before(region, input);
+            let twice = || self.shared[input] || self.counted_before(region, input);
             if !needed_inside && released < until && (pricing == Pricing::High || !twice()) {
                 kept_inputs += self.ledger.footprint(input);
                 settled = settled.max(released);
@@ -290,7 +290,7 @@ impl Inside<'_> {
     }
 
     fn born_inside(&self, storage: StorageId) -> bool {
-        self.trace.storages()[storage.index()].birth.is_some_and(|birth| self.region.contains(birth))
+        self.trace.storages()[storage].birth.is_some_and(|birth| self.region.contains(birth))
     }
 
     /// Bytes that only the region's own operators hold for autograd when its backward begins.
@@ -312,7 +312,7 @@ impl Inside<'_> {
     ///
     /// What is still in use outside when backward begins is not made anew if it was saved, and an operator that was saved
     /// does not run: neither counts.
-    fn rebuilt(&self, ledger: &Ledger, savable: &[bool], holds: &mut [u32]) -> Bytes {
+    fn rebuilt(&self, ledger: &Ledger, savable: &[bool], holds: &mut Table<StorageId, u32>) -> Bytes {
         let made_anew = |storage: StorageId| self.born_inside(storage) && self.released(storage) < self.region.trigger;
         let mut now = 0;
         let mut most = 0;
@@ -320,7 +320,7 @@ impl Inside<'_> {
             match event {
                 Event::Op(op) if self.region.reaches(op) => {
                     for storage in births(self.trace, op).filter(|storage| made_anew(*storage)) {
-                        holds[storage.index()] = 1;
+                        holds[storage] = 1;
                         now += ledger.footprint(storage).0;
                     }
                     if !savable[op.index() - self.region.ops.start] {
@@ -330,7 +330,7 @@ impl Inside<'_> {
                     let waiting = self.lifetimes.returned(op) >= self.region.trigger;
                     for tensor in self.trace.saves(self.trace.op(op)).iter().filter(|_| waiting) {
                         if made_anew(tensor.storage) {
-                            holds[tensor.storage.index()] += 1;
+                            holds[tensor.storage] += 1;
                         }
                     }
                     if op == self.region.stop {
@@ -338,9 +338,9 @@ impl Inside<'_> {
                     }
                 }
                 Event::Op(_) => break,
-                Event::Drop(storage) if holds[storage.index()] > 0 => {
-                    holds[storage.index()] -= 1;
-                    if holds[storage.index()] == 0 {
+                Event::Drop(storage) if holds[storage] > 0 => {
+                    holds[storage] -= 1;
+                    if holds[storage] == 0 {
                         now -= ledger.footprint(storage).0;
                     }
                 }
@@ -349,7 +349,7 @@ impl Inside<'_> {
         }
         for op in self.ops() {
             for storage in births(self.trace, op) {
-                holds[storage.index()] = 0;
+                holds[storage] = 0;
             }
         }
         Bytes(most)

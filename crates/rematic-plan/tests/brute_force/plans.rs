@@ -2,7 +2,7 @@
 
 use rematic_cost::Costs;
 use rematic_plan::{Candidate, Candidates, Limits, Pricing, Problem};
-use rematic_replay::{Checkpoint, Ledger, Regions};
+use rematic_replay::{Checkpoint, Ledger, RegionId, Regions};
 use rematic_trace::{OpId, StepTrace};
 
 /// Peak and time of recomputation of every plan.
@@ -38,7 +38,7 @@ impl Plans {
     }
 
     fn extend(&mut self, problem: &Problem, candidates: &[Option<Candidate>], at: usize, chosen: &mut Vec<Checkpoint>) {
-        let Some(region) = problem.regions().all().get(at) else {
+        let Some(region) = problem.regions().all().items().get(at) else {
             let replayed = problem.replay(chosen);
             self.0.push((replayed.peak.0, replayed.recompute.0, chosen.clone()));
             return;
@@ -51,7 +51,7 @@ impl Plans {
             let ops = picked.flat_map(|(_, item)| &item.ops).chain(always_saved);
             let mut saved: Vec<OpId> = ops.map(|op| OpId::new(region.ops.start + op)).collect();
             saved.sort_unstable();
-            chosen.push(Checkpoint { region: at, saved });
+            chosen.push(Checkpoint { region: RegionId::new(at), saved });
             self.extend(problem, candidates, next, chosen);
             chosen.pop();
         }
@@ -87,9 +87,9 @@ impl Plans {
 /// The first region after one that does not lie inside it.
 fn next(regions: &Regions, at: usize) -> usize {
     let inside = |index: usize| {
-        let mut around = regions.all()[index].parent;
+        let mut around = regions.all().items()[index].parent;
         while let Some(parent) = around {
-            if parent == at {
+            if parent.index() == at {
                 return true;
             }
             around = regions.all()[parent].parent;

@@ -96,7 +96,7 @@ fn fused_attention_is_near_what_tracing_it_says() {
 /// an eighth of it.
 fn chunked(trace: &StepTrace, elements: u64) -> Bytes {
     let of_logits = |id: &StorageId| {
-        let storage = &trace.storages()[id.index()];
+        let storage = &trace.storages()[*id];
         let activation = matches!(storage.category, Category::Activation | Category::Temp);
         activation && [2 * elements, 4 * elements].contains(&storage.bytes)
     };
@@ -137,7 +137,7 @@ fn state_in_8_bits_is_what_the_parameters_say() {
     let mut freed = 0;
     let mut seen = std::collections::HashSet::new();
     for parameter in trace.modules().iter().flat_map(|module| &module.parameters) {
-        let bytes = trace.storages()[parameter.storage.index()].bytes;
+        let bytes = trace.storages()[parameter.storage].bytes;
         let elements = bytes / 4;
         if seen.insert(parameter.storage) && elements >= 4096 {
             freed += 2 * (footprint(bytes) - footprint(elements + elements.div_ceil(256) * 4));
@@ -198,7 +198,7 @@ fn temporaries_are_what_torch_says() {
     let explanation = explain(&trace);
     assert_eq!(explanation.peak_bytes, Bytes(totals[sqrt]));
     let parameters = trace.modules().iter().flat_map(|module| &module.parameters);
-    let largest = parameters.map(|parameter| trace.storages()[parameter.storage.index()].bytes).max().unwrap();
+    let largest = parameters.map(|parameter| trace.storages()[parameter.storage].bytes).max().unwrap();
     let spared = totals[sqrt] - totals[sqrt - 1] - Bytes(largest).round_up_to(Bytes(512)).0;
     let expected = totals.iter().map(|&total| if total >= totals[sqrt] { total - spared } else { total }).max();
     let temporaries = remedy(&explanation, RemedyKind::OptimizerTemporaries).unwrap();

@@ -106,8 +106,7 @@ impl Generator {
                 if let Some(storage) = pick(if b & 64 == 0 { &alive } else { &released }, a) {
                     self.script.push(Event::Recategorize(storage, Category::ALL[b as usize % 7]));
                     if b & 64 == 0 && b % 3 == 0 {
-                        let own =
-                            self.own.entry(storage).or_insert(self.script.trace.storages()[storage.index()].bytes);
+                        let own = self.own.entry(storage).or_insert(self.script.trace.storages()[storage].bytes);
                         *own /= 2;
                         self.script.push(Event::Shrink(storage, *own));
                     }

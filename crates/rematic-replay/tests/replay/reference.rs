@@ -67,7 +67,7 @@ impl World<'_> {
     }
 
     fn rounded(&self, storage: StorageId, left: Option<u64>) -> u64 {
-        let Storage { bytes, pool, share, .. } = self.trace.storages()[storage.index()];
+        let Storage { bytes, pool, share, .. } = self.trace.storages()[storage];
         let requested = left.or(share).unwrap_or(bytes);
         if pool == Pool::Pinned {
             return 0;
@@ -102,7 +102,7 @@ impl World<'_> {
             .alive()
             .into_iter()
             .map(|storage| {
-                let birth = self.trace.storages()[storage.index()].birth;
+                let birth = self.trace.storages()[storage].birth;
                 let owner = self.trace.modules().iter().position(|module| {
                     module.parameters.iter().chain(&module.buffers).any(|parameter| parameter.storage == storage)
                 });
@@ -194,7 +194,7 @@ fn follow(world: &mut World<'_>, reference: &mut Reference, event: Event) {
     let trace = world.trace;
     match event {
         Event::Op(op) => {
-            let born = |storage: &StorageId| trace.storages()[storage.index()].birth == Some(op);
+            let born = |storage: &StorageId| trace.storages()[*storage].birth == Some(op);
             world.held.extend((0..trace.storages().len()).map(StorageId::new).filter(born));
             world.saving.insert(op);
             let state = world.state();

@@ -18,7 +18,7 @@ use crate::html::escaped;
 use crate::regions::{self, Kind};
 use crate::{plan, stats};
 pub use step::Origins;
-use step::{Ops, Outline, Step, Table};
+use step::{Numbering, Ops, Outline, Step};
 
 const HTML: &str = include_str!("web/page.html");
 const STYLE: &str = include_str!("web/page.css");
@@ -116,7 +116,7 @@ impl PlanView {
         }
     }
 
-    fn json(&self, policies: &mut Table<String>) -> PlanJson<'_> {
+    fn json(&self, policies: &mut Numbering<String>) -> PlanJson<'_> {
         let region = |region: &RegionView| {
             let RegionView { module, start, freed_bytes, policy } = region;
             (*module, *start, *freed_bytes, policies.number(policy.clone()))
@@ -204,7 +204,7 @@ impl Page<'_> {
     fn document<'b>(&'b self, chosen: &'b PlanView) -> Document<'b> {
         let (document, checkpoints, recording) = self.chosen;
         let trace = self.trace;
-        let mut policies = Table::new();
+        let mut policies = Numbering::new();
         let chosen = chosen.json(&mut policies);
         let curve = self.curve.iter().map(|plan| plan.json(&mut policies)).collect();
         let module = |module: &'b Module| {

@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use rematic_cost::Costs;
 use rematic_replay::{Checkpoint, Life, Recording, Regions, holder};
-use rematic_trace::{Bytes, Category, ModuleId, OpId, Phase, StepTrace, StorageId, any_layer};
+use rematic_trace::{Bytes, Category, ModuleId, OpId, Phase, StepTrace, StorageId, Table, any_layer};
 use serde::Serialize;
 
 use super::columns::Column;
@@ -15,14 +15,14 @@ use crate::regions::inner;
 const POINTS: usize = 480;
 
 /// Values that repeat, each once, by number.
-pub(crate) struct Table<T> {
+pub(crate) struct Numbering<T> {
     values: Vec<T>,
     numbers: HashMap<T, usize>,
 }
 
-impl<T: Clone + Eq + Hash> Table<T> {
+impl<T: Clone + Eq + Hash> Numbering<T> {
     pub(crate) fn new() -> Self {
-        Table { values: Vec::new(), numbers: HashMap::new() }
+        Numbering { values: Vec::new(), numbers: HashMap::new() }
     }
 
     pub(crate) fn number(&mut self, value: T) -> u64 {
@@ -57,7 +57,7 @@ impl Ops {
     pub(crate) fn new(trace: &StepTrace, costs: &Costs) -> Self {
         let (mut name, mut module, mut phase, mut time) =
             (Column::default(), Column::default(), Column::default(), Column::default());
-        let mut times = Table::new();
+        let mut times = Numbering::new();
         for (index, op) in trace.ops().iter().enumerate() {
             name.push(op.name.index() as u64);
             module.push_difference(trace.module_of(op).map_or(0, |module| module.index() as u64 + 1));
@@ -129,21 +129,20 @@ impl Step {
         for ran in &recording.runs {
             step.run.push_difference(2 * ran.op.index() as u64 + u64::from(ran.again));
         }
-        let (mut sizes, mut holders) = (Table::new(), Table::new());
+        let (mut sizes, mut holders) = (Numbering::new(), Numbering::new());
         for life in &recording.lives {
-            let maker = trace.storages()[life.storage.index()].birth;
+            let maker = trace.storages()[life.storage].birth;
             step.from.push_difference(life.from.into());
             step.length.push((life.until - life.from).into());
             step.unheld.push((life.until - life.held_until).into());
             step.maker.push_difference(maker.map_or(0, |op| op.index() as u64 + 1));
-            let owner = owners[life.storage.index()].filter(|_| maker.is_none());
+            let owner = owners[life.storage].filter(|_| maker.is_none());
             step.owner.push(owner.map_or(0, |module| module.index() as u64 + 1));
             step.bytes.push(sizes.number(life.bytes));
             step.kind.push(2 * life.category as u64 + u64::from(life.again));
             step.held_by.push(holders.number(holder::owner(life.category).to_owned()));
-            step.kept_by.push(
-                holders.number(kept.by(trace, life, &savers[life.storage.index()], |path| inner(path).to_owned())),
-            );
+            step.kept_by
+                .push(holders.number(kept.by(trace, life, &savers[life.storage], |path| inner(path).to_owned())));
         }
         step.sizes = sizes.into_values();
         step.holders = holders.into_values();
@@ -154,9 +153,9 @@ impl Step {
 /// Who has the storages of a step: the same under every plan.
 pub struct Origins {
     /// For every storage, the first module that has it as a parameter or buffer.
-    owners: Vec<Option<ModuleId>>,
+    owners: Table<StorageId, Option<ModuleId>>,
     /// For every storage, the operators that save it.
-    savers: Vec<Vec<OpId>>,
+    savers: Table<StorageId, Vec<OpId>>,
 }
 
 impl Origins {
@@ -168,24 +167,24 @@ impl Origins {
 }
 
 /// For every storage, the first module that has it as a parameter or buffer.
-fn owners(trace: &StepTrace) -> Vec<Option<ModuleId>> {
-    let mut owners = vec![None; trace.storages().len()];
-    for (index, module) in trace.modules().iter().enumerate() {
+fn owners(trace: &StepTrace) -> Table<StorageId, Option<ModuleId>> {
+    let mut owners = trace.storages().filled(None);
+    for (id, module) in trace.modules().entries() {
         for parameter in module.parameters.iter().chain(&module.buffers) {
-            owners[parameter.storage.index()].get_or_insert(ModuleId::new(index));
+            owners[parameter.storage].get_or_insert(id);
         }
     }
     owners
 }
 
 /// For every storage, the operators that save it.
-fn savers(trace: &StepTrace) -> Vec<Vec<OpId>> {
-    let mut savers: Vec<Vec<OpId>> = vec![Vec::new(); trace.storages().len()];
-    for (index, op) in trace.ops().iter().enumerate() {
+fn savers(trace: &StepTrace) -> Table<StorageId, Vec<OpId>> {
+    let mut savers: Table<StorageId, Vec<OpId>> = trace.storages().filled(Vec::new());
+    for (id, op) in trace.ops().entries() {
         for tensor in trace.saves(op) {
-            let savers = &mut savers[tensor.storage.index()];
-            if savers.last() != Some(&OpId::new(index)) {
-                savers.push(OpId::new(index));
+            let savers = &mut savers[tensor.storage];
+            if savers.last() != Some(&id) {
+                savers.push(id);
             }
         }
     }
@@ -195,20 +194,20 @@ fn savers(trace: &StepTrace) -> Vec<Vec<OpId>> {
 /// Why a storage that nothing refers to is there, under a plan.
 struct Kept {
     /// For every operator, the module of the checkpointed region that it is in, and whether its output is saved.
-    region_of: Vec<Option<(ModuleId, bool)>>,
+    region_of: Table<OpId, Option<(ModuleId, bool)>>,
     /// For every storage, the first checkpointed region that has it as an input.
     input_of: HashMap<StorageId, ModuleId>,
 }
 
 impl Kept {
     fn new(trace: &StepTrace, regions: &Regions, checkpoints: &[Checkpoint]) -> Self {
-        let mut region_of = vec![None; trace.ops().len()];
+        let mut region_of = trace.ops().filled(None);
         let mut input_of = HashMap::new();
         for checkpoint in checkpoints {
             let region = &regions.all()[checkpoint.region];
-            region_of[region.ops.clone()].fill(Some((region.module, false)));
-            for op in checkpoint.saved.iter().filter(|op| region.contains(**op)) {
-                region_of[op.index()] = Some((region.module, true));
+            region_of.items_mut()[region.ops.clone()].fill(Some((region.module, false)));
+            for &op in checkpoint.saved.iter().filter(|op| region.contains(**op)) {
+                region_of[op] = Some((region.module, true));
             }
             for input in &region.inputs {
                 input_of.entry(*input).or_insert(region.module);
@@ -218,14 +217,13 @@ impl Kept {
     }
 
     fn by(&self, trace: &StepTrace, life: &Life, savers: &[OpId], name: impl Fn(&str) -> String) -> String {
-        let maker = trace.storages()[life.storage.index()].birth;
-        let region = maker.and_then(|op| self.region_of[op.index()]);
+        let maker = trace.storages()[life.storage].birth;
+        let region = maker.and_then(|op| self.region_of[op]);
         match (life.again, region) {
             (true, Some((module, _))) => format!("recomputed for {}", name(&trace.path(module))),
             (false, Some((_, true))) => "saved by the plan".to_owned(),
             _ => {
-                let outside: Vec<OpId> =
-                    savers.iter().copied().filter(|op| self.region_of[op.index()].is_none()).collect();
+                let outside: Vec<OpId> = savers.iter().copied().filter(|op| self.region_of[*op].is_none()).collect();
                 // The first lets go last.
                 match (holder::autograd(trace, &outside[..outside.len().min(1)]), self.input_of.get(&life.storage)) {
                     (Some(autograd), _) => autograd,
@@ -251,17 +249,17 @@ pub(crate) fn residents(
     let mut rows: Vec<(Bytes, usize, [String; 4])> = Vec::new();
     let mut places = HashMap::new();
     for life in recording.lives.iter().filter(|life| life.from <= peak && peak < life.until) {
-        let maker = trace.storages()[life.storage.index()].birth;
+        let maker = trace.storages()[life.storage].birth;
         let module = match maker {
             Some(op) => trace.module_of(trace.op(op)),
-            None => origins.owners[life.storage.index()],
+            None => origins.owners[life.storage],
         };
         let again = if life.again { " (again)" } else { "" };
         let made_by = format!("{}{again}", holder::maker(trace, maker, life.category));
         let held_by = if peak < life.held_until {
             holder::owner(life.category).to_owned()
         } else {
-            kept.by(trace, life, &origins.savers[life.storage.index()], any_layer)
+            kept.by(trace, life, &origins.savers[life.storage], any_layer)
         };
         let module = module.map_or_else(String::new, |module| any_layer(&trace.path(module)));
         let key = [life.category.to_string(), made_by, module, held_by];

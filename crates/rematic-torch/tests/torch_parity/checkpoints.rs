@@ -28,10 +28,10 @@ impl Case {
     fn checkpoints(&self, trace: &StepTrace, regions: &Regions) -> Vec<Checkpoint> {
         let is_saved = |op: &OpId| self.saved.iter().any(|name| name == trace.op_name(trace.op(*op)));
         let inner = |path: &str| path.split_once('.').map(|(_, inner)| inner.to_owned());
-        let all = regions.all().iter().enumerate();
+        let all = regions.all().entries();
         all.filter(|(_, region)| inner(&trace.path(region.module)).is_some_and(|path| self.units.contains(&path)))
-            .map(|(index, region)| Checkpoint {
-                region: index,
+            .map(|(id, region)| Checkpoint {
+                region: id,
                 saved: region.ops.clone().map(OpId::new).filter(is_saved).collect(),
             })
             .collect()

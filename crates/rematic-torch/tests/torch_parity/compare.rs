@@ -124,17 +124,16 @@ impl<'a> Comparison<'a> {
         if let Some(said) = &self.said.runtime_ms {
             close("time of the step", costs.step().time.0 + self.host_time().0, said.total)?;
             let times = ModuleTimes::new(&self.trace, &costs);
-            let ran = (0..self.trace.modules().len()).filter(|&index| self.timeline.modules()[index].is_some());
-            for index in ran {
-                let path = self.trace.path(ModuleId::new(index));
+            let ran = self.trace.modules().ids().filter(|&module| self.timeline.module(module).is_some());
+            for module in ran {
+                let path = self.trace.path(module);
                 // Torch lists only modules that some operator ran in.
                 let (fw, bw) = said.modules.get(&path).map_or((0.0, 0.0), |passes| (passes.fw, passes.bw));
-                close(&format!("{path}: forward time"), times.forward()[index].0, fw)?;
-                close(&format!("{path}: backward time"), times.backward()[index].0, bw)?;
+                close(&format!("{path}: forward time"), times.forward()[module].0, fw)?;
+                close(&format!("{path}: backward time"), times.backward()[module].0, bw)?;
             }
             // Torch counts operators outside all modules for `Global`.
-            let known: Vec<String> =
-                (0..self.trace.modules().len()).map(|index| self.trace.path(ModuleId::new(index))).collect();
+            let known: Vec<String> = self.trace.modules().ids().map(|module| self.trace.path(module)).collect();
             let unknown: Vec<_> =
                 said.modules.keys().filter(|path| *path != "Global" && !known.contains(path)).collect();
             same("modules with a time that are not ours", unknown, vec![])?;

@@ -113,8 +113,8 @@ impl Tables {
         if trace.streams.is_empty() {
             trace.streams.push(COMPUTE_STREAM.to_owned());
         }
-        if let Some(row) = trace.ops.iter().position(|op| op.name.index() >= trace.names.len()) {
-            let fault = format!("unknown op name {}; there are {}", trace.ops[row].name, trace.names.len());
+        if let Some((row, op)) = trace.ops.iter().enumerate().find(|(_, op)| trace.names.get(op.name).is_none()) {
+            let fault = format!("unknown op name {}; there are {}", op.name, trace.names.len());
             return Err((format!("ops[{row}].name"), fault));
         }
         trace.index();
@@ -227,7 +227,7 @@ impl<'de> Visitor<'de> for Document {
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Tables, A::Error> {
         let mut tables = Tables::default();
-        tables.trace.streams.clear();
+        tables.trace.streams.items_mut().clear();
         let mut seen = [false; FIELDS.len()];
         while let Some(name) = fields.next_key::<Cow<'_, str>>()? {
             let field = FIELDS.iter().position(|field| *field == name);
@@ -272,8 +272,12 @@ impl Tables {
             "layouts" => each(fields, |LayoutRow(dtype, shape, strides)| {
                 trace.layouts.push(Layout { dtype, shape, strides });
             })?,
-            "modules" => each(fields, |row: ModuleRow<'_>| trace.modules.push(module(row)))?,
-            "calls" => each(fields, |row: CallRow| trace.calls.push(call(&row)))?,
+            "modules" => each(fields, |row: ModuleRow<'_>| {
+                trace.modules.push(module(row));
+            })?,
+            "calls" => each(fields, |row: CallRow| {
+                trace.calls.push(call(&row));
+            })?,
             "storages" => each(fields, |row| self.storage(&row))?,
             "ops" => each(fields, |row| self.op(row))?,
             _ => each(fields, |row| self.event(row))?,

@@ -75,7 +75,7 @@ impl Core {
         let mut readers = BTreeSet::new();
         let mut open = vec![weights.storage];
         while let Some(storage) = open.pop() {
-            let Some(birth) = trace.storages()[storage.index()].birth else { continue };
+            let Some(birth) = trace.storages()[storage].birth else { continue };
             if !storages.insert(storage) {
                 continue;
             }
@@ -95,10 +95,9 @@ impl Core {
         }
         let scores = scores.filter(|_| attends)?;
         let mut ops: BTreeSet<OpId> = readers.iter().copied().filter(|op| !is_product(trace, *op)).collect();
-        for (index, op) in trace.ops().iter().enumerate().filter(|(_, op)| op.phase == Phase::Backward) {
+        for (id, op) in trace.ops().entries().filter(|(_, op)| op.phase == Phase::Backward) {
             let Some(forward) = op.differentiates.filter(|forward| readers.contains(forward)) else { continue };
-            let id = OpId::new(index);
-            let born = |storage: &StorageId| trace.storages()[storage.index()].birth == Some(id);
+            let born = |storage: &StorageId| trace.storages()[*storage].birth == Some(id);
             storages.extend(matching(trace, trace.outputs(op), alike).filter(born));
             if ops.contains(&forward) {
                 ops.insert(id);

@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 
 use rematic_cost::CostRule;
-use rematic_trace::{Bytes, Category, Event, Layout, Millis, Op, Phase, StepTrace, StorageId};
+use rematic_trace::{Bytes, Category, Event, Layout, Millis, Op, Phase, StepTrace, StorageId, Table};
 
 use super::super::remedy::{Proposal, RemedyKind};
 use super::super::scenario::{Change, Scale};
@@ -49,7 +49,7 @@ pub(super) fn accumulated(step: &Step<'_>) -> Option<Proposal> {
 /// The first dimension of the first tensor of the batch that an operator reads; `None` if it cannot be halved.
 fn batch(trace: &StepTrace) -> Option<u64> {
     let is_input = |storage: StorageId| {
-        let storage = &trace.storages()[storage.index()];
+        let storage = &trace.storages()[storage];
         storage.birth.is_none() && storage.category == Category::Other
     };
     let read = trace.ops().iter().flat_map(|op| trace.inputs(op));
@@ -59,7 +59,7 @@ fn batch(trace: &StepTrace) -> Option<u64> {
 
 /// What is computed from the batch.
 struct FromBatch {
-    storages: Vec<bool>,
+    storages: Table<StorageId, bool>,
     /// Storages that become gradients of parameters, and their bytes.
     gradients: HashSet<StorageId>,
     gradient_bytes: u64,
@@ -67,7 +67,7 @@ struct FromBatch {
 
 impl FromBatch {
     fn new(trace: &StepTrace) -> Self {
-        let mut storages: Vec<bool> = trace
+        let mut storages: Table<StorageId, bool> = trace
             .storages()
             .iter()
             .map(|storage| {
@@ -75,9 +75,9 @@ impl FromBatch {
             })
             .collect();
         for op in trace.ops() {
-            if trace.inputs(op).iter().any(|tensor| storages[tensor.storage.index()]) {
+            if trace.inputs(op).iter().any(|tensor| storages[tensor.storage]) {
                 for tensor in trace.outputs(op) {
-                    storages[tensor.storage.index()] = true;
+                    storages[tensor.storage] = true;
                 }
             }
         }
@@ -90,14 +90,14 @@ impl FromBatch {
             })
             .collect();
         let gradient_bytes =
-            gradients.iter().map(|storage| trace.storages()[storage.index()].bytes).fold(0, u64::saturating_add);
+            gradients.iter().map(|storage| trace.storages()[*storage].bytes).fold(0, u64::saturating_add);
         FromBatch { storages, gradients, gradient_bytes }
     }
 
     fn halves(&self, step: &Step<'_>, id: StorageId, batch: u64) -> bool {
         let trace = step.trace;
-        let storage = &trace.storages()[id.index()];
-        if !self.storages[id.index()] || self.gradients.contains(&id) || storage.category == Category::Other {
+        let storage = &trace.storages()[id];
+        if !self.storages[id] || self.gradients.contains(&id) || storage.category == Category::Other {
             return false;
         }
         let Some(birth) = storage.birth else {
@@ -117,7 +117,7 @@ fn sums_over_batch(trace: &StepTrace, op: &Op, layout: &Layout) -> bool {
     let transposed: Vec<u64> = layout.shape.iter().rev().copied().collect();
     let has_shape = |shape: &[u64]| shape == layout.shape || shape == transposed;
     trace.inputs(trace.op(forward)).iter().any(|tensor| {
-        let is_parameter = trace.storages()[tensor.storage.index()].category == Category::Parameter;
+        let is_parameter = trace.storages()[tensor.storage].category == Category::Parameter;
         is_parameter && has_shape(&trace.layout_of(*tensor).shape)
     })
 }

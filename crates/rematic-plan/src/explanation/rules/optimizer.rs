@@ -31,7 +31,7 @@ pub(super) fn without_temporaries(step: &Step<'_>) -> Option<Proposal> {
         }
         // What outlives the step is state.
         let mut made: Vec<StorageId> = births(trace, op).filter(|storage| dropped.contains(storage)).collect();
-        made.sort_by_key(|storage| std::cmp::Reverse(trace.storages()[storage.index()].bytes));
+        made.sort_by_key(|storage| std::cmp::Reverse(trace.storages()[*storage].bytes));
         scales.extend(made.into_iter().skip(1).map(|storage| (storage, Scale::NOTHING)));
     }
     if scales.is_empty() {
