@@ -11,15 +11,11 @@ Three things are watched, each where it happens:
 
 from __future__ import annotations
 
-import contextlib
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils import checkpoint as checkpoints
 
 from rematic._model.storages import StorageRef
 from rematic._model.trees import tensors_in
@@ -83,7 +79,7 @@ class Recorder(Twins):
 
         self._layout_rows: dict[Layout, int] = {}
         self._facts: dict[Any, Facts] = {}
-        self._storages: dict[int, StorageRef] = {}
+        self.watched: dict[int, StorageRef] = {}
         self._drops: dict[int, int] = {}
 
         self.writers = Writers(self)
@@ -114,37 +110,18 @@ class Recorder(Twins):
     def storage_before_step(self, tensor: Tensor, category: str) -> int:
         """The row of the storage of a tensor that exists before the step."""
         storage = tensor.untyped_storage()
-        ref = self._storages.get(storage._cdata)
-        return self._add_storage(storage, category, None) if ref is None else ref.row
+        ref = self.watched.get(storage._cdata)
+        return self.add_storage(storage, category, None) if ref is None else ref.row
 
     def add_previous(self, size: int) -> int:
         """A storage that the previous step has left."""
         self.storages.append([size, "activation", None])
         return len(self.storages) - 1
 
-    def made(self) -> list[weakref.ref[torch.UntypedStorage]]:
-        """The storages that the step has made, as far as they are there."""
-        return [ref for ref in self._storages.values() if type(ref) is StorageRef and self.storages[ref.row][2] is not None]
-
-    def inherit(self, earlier: Recorder) -> None:
-        """What an earlier step has made and somebody still holds is there before this one."""
-        rows: dict[int, int] = {}
-        for ref in list(earlier._storages.values()):
-            storage = ref()
-            if storage is None or type(ref) is FreshRef or ref.address in self._storages:
-                continue
-            _, category, birth = earlier.storages[ref.row]
-            if birth is None:
-                continue
-            if ref.row not in rows:
-                rows[ref.row] = self._add_storage(storage, category, None)
-            else:
-                self._watch(StorageRef(storage, self._forget), storage, rows[ref.row])
-
-    def _add_storage(self, storage: torch.UntypedStorage, category: str, birth: int | None) -> int:
+    def add_storage(self, storage: torch.UntypedStorage, category: str, birth: int | None) -> int:
         row = len(self.storages)
         self.storages.append([storage.nbytes(), category, birth])
-        self._watch(StorageRef(storage, self._dropped), storage, row)
+        self.watch(StorageRef(storage, self._dropped), storage, row)
         return row
 
     def is_alive(self, row: int) -> bool:
@@ -155,21 +132,12 @@ class Recorder(Twins):
         """Storages that autograd still holds, by operator: backward has not gone through this part of the graph."""
         return {op: {row for row, _ in self.ops[op]["saves"]} for op in self._holds}
 
-    def left(self) -> set[int]:
-        """The storages that the step has made and leaves, but for what it has made for its optimizer."""
-        held = set().union(*self.unreleased().values())
-        return {
-            row
-            for row, (_, category, birth) in enumerate(self.storages)
-            if birth is not None and category in ("activation", "temp") and (self.is_alive(row) or row in held)
-        }
-
     def op_of(self, node: Any) -> int | None:
         """The operator that a node of the graph differentiates."""
         return self._nodes.op(node._sequence_nr())
 
     def _dropped(self, ref: StorageRef) -> None:
-        del self._storages[ref.address]
+        del self.watched[ref.address]
         self._drop(ref.row)
 
     def _drop(self, row: int) -> None:
@@ -178,7 +146,7 @@ class Recorder(Twins):
             self.events.append({"drop": row})
 
     def _fresh_dropped(self, ref: FreshRef) -> None:
-        del self._storages[ref.address]
+        del self.watched[ref.address]
         op, row = ref.op, ref.row
         self._reads[op] -= 1
         if op not in self._holds:
@@ -201,7 +169,7 @@ class Recorder(Twins):
         if not tensor.is_meta or self._closed:
             return tensor
         number = self._nodes.saving()
-        row = self._storages.get(tensor.untyped_storage()._cdata)
+        row = self.watched.get(tensor.untyped_storage()._cdata)
         row_id = self.storage_before_step(tensor, "other") if row is None else row.row
         layout = (tensor.dtype, tensor.shape, tensor.stride())
         op = self._nodes.op(number)
@@ -230,28 +198,6 @@ class Recorder(Twins):
             saved.watch(tensor)
         finally:
             self._quiet = False
-
-    @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
-        """While it is entered, what autograd saves is seen."""
-        original: Any = getattr(checkpoints, "_make_saved_tensor", None)
-
-        def plain(tensor: Tensor, is_output: bool) -> Any:
-            # A checkpoint keeps its inputs in saved tensors of no operator: an ordinary reference.
-            top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-            if top is None or top[0] != self.pack:
-                return original(tensor, is_output=is_output)
-            torch._C._autograd._pop_saved_tensors_default_hooks()
-            try:
-                return original(tensor, is_output=is_output)
-            finally:
-                torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
-
-        with contextlib.ExitStack() as stack:
-            if original is not None:
-                stack.enter_context(mock.patch.object(checkpoints, "_make_saved_tensor", plain))
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
-            yield
 
     def _hold(self, op: int, saved: Saved) -> None:
         saved.op = op
@@ -296,7 +242,7 @@ class Recorder(Twins):
         ref.op = saved.op
         ref.detaches = saved.requires_grad
         ref.is_output = saved.is_output
-        self._watch(ref, storage, saved.row)
+        self.watch(ref, storage, saved.row)
         self._reads[saved.op] = self._reads.get(saved.op, 0) + 1
         if self._returned == saved.op:
             self._returned = None
@@ -326,12 +272,12 @@ class Recorder(Twins):
                     self._strangers |= item.dim() > 0
                 if item.is_meta or self._counts_host:
                     storage = item.untyped_storage()
-                    ref = self._storages.get(storage._cdata)
+                    ref = self.watched.get(storage._cdata)
                     if ref is None:
                         self._foreigners = True
                         if item.is_meta:
                             self.values.meet(storage)
-                        row = self._add_storage(storage, self._expected.get(storage._cdata, "other"), None)
+                        row = self.add_storage(storage, self._expected.get(storage._cdata, "other"), None)
                     else:
                         row = ref.row
                     key = (item.dtype, item.shape, item.stride())
@@ -354,8 +300,8 @@ class Recorder(Twins):
                         "followed; use dense tensors (for embeddings: sparse=False)"
                     )
                 storage = result.untyped_storage()
-                ref = self._storages.get(storage._cdata)
-                row = self._add_storage(storage, category, op) if ref is None else ref.row
+                ref = self.watched.get(storage._cdata)
+                row = self.add_storage(storage, category, op) if ref is None else ref.row
                 key = (result.dtype, result.shape, result.stride())
                 layout = self._layout_rows.get(key)
                 rows.append([row, self._add_layout(key) if layout is None else layout])
@@ -373,7 +319,7 @@ class Recorder(Twins):
 
     def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is DETACH:
-            ref = self._storages.get(args[0].untyped_storage()._cdata)
+            ref = self.watched.get(args[0].untyped_storage()._cdata)
             if type(ref) is FreshRef and ref.detaches:
                 return self._detach_saved(ref, args[0])
         if func is TO_COPY and self._counts_host:
@@ -392,7 +338,7 @@ class Recorder(Twins):
         outer, self.running = self.running, func
         self._natives = self._strangers = self._foreigners = False
         inputs: list[list[int]] = []
-        if func is not LIFT_FRESH or args[0].untyped_storage()._cdata in self._storages:
+        if func is not LIFT_FRESH or args[0].untyped_storage()._cdata in self.watched:
             self._describe(args, inputs)
         if kwargs:
             self._describe(kwargs.values(), inputs)

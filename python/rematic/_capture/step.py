@@ -7,25 +7,19 @@ PyTorch's own autograd, on the operators that the target device would run. What 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from rematic._core import Trace
 from rematic._device import kind_of
 from rematic._model.cache import caching_configs, makes_cache, without_cache
 from rematic._model.follower import check_free
-from rematic._model.forwards import FORWARDS, TRAIN
 from rematic._model.settings import Settings
-from rematic._model.signature import INPUTS, NEXT
 from rematic._model.trees import tensors_in
 from rematic._warning import warn
 
@@ -36,29 +30,15 @@ from .arguments import (
     check_loss,
     check_model,
     check_optimizer,
-    made_optimizer,
     unwrapped,
 )
-from .attributes import AttributeWatch, rows_of
+from .attempt import Attempt, Before, Step
 from .bystanders import Bystanders
-from .contents import META_INPUT
-from .cudnn import flatten_weights
-from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue, let_go_of_frames
-from .failures import explained, unknown_value
-from .literals import Literals
-from .modules import CallWatch, GradientWatch, ModuleTree
-from .optimizers import take_first_step
-from .readings import STEP, Place
-from .recorder import Recorder
+from .readings import Place
 from .rehearsal import Rehearsal
-from .replica import Replica
-from .routing import as_on
-from .values import Values
 
 __all__ = ["OptimizerChoice", "capture", "capture_step", "document", "document_of_step"]
-
-_jit: Any = torch.jit
 
 CACHES = (
     "the model's config has use_cache, which keeps keys and values for generation; a step without it is captured, and under a "
@@ -187,7 +167,7 @@ def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
 
 
 def _run(
-    step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any],
+    step: Step,
     model: nn.Module,
     optimizer: OptimizerChoice,
     device: Any,
@@ -203,60 +183,14 @@ def _run(
     if makes_cache(model, caching):
         warn(CACHES)
     with without_cache(caching):
-        rehearsal = opening = Rehearsal(step, model, optimizer, kind, inputs, bystanders)
-        before = _Before()
-        first: _Found | None = None
-        kept: leftovers.Kept = []
-        surroundings = leftovers.Surroundings(model)
-        while True:
-            place = rehearsal.place()
-            found: _Found | None = None
-            unknown: UnknownValue | None = None
-            attempt: _Attempt | None = None
-            try:
-                with Settings().restored(), bystanders.untouched(), surroundings.untouched():
-                    attempt = _Attempt(model, optimizer, kind, inputs, bystanders, before, place, kept)
-                    if before.is_warm:
-                        attempt.warm_up(step, opening.place())
-                    found = _Found(attempt.run(step), place, attempt.evaluates)
-                    before, before_this, keeps = attempt.after, before, attempt.keeps
-                # The model may have taken care of an error itself.
-                unknown = place.missing
-            except UnknownValue as error:
-                unknown = error
-                let_go_of_frames(error)
-            except CaptureError:
-                if first is None:
-                    raise
-            del attempt
-            # Another attempt finds the caches as they were.
-            leftovers.clear(kept)
-            if unknown is not None:
-                try:
-                    rehearsal.go_on(place, unknown)
-                    continue
-                except CaptureError:
-                    if first is None:
-                        raise
-                    found = None
-            if found is None:
-                # Nothing tells of a second step.
-                assert first is not None
-                found = first
-            elif before != before_this:
-                # What a step leaves, it finds. That is known now.
-                continue
-            elif keeps and not before.is_warm:
-                # Perhaps for all steps to come, and they do without what makes it.
-                first, rehearsal = found, opening.warmed()
-                before = dataclasses.replace(before, is_warm=True)
-                continue
-            if found.place.is_used:
-                warn(DEPENDS.format(rehearsal.line))
-            if found.evaluates and not eval_mode:
-                warn(EVALUATES)
-            leftovers.warn_of(kept)
-            return json.dumps(found.document, separators=(",", ":")).encode()
+        search = _Search(step, model, optimizer, kind, inputs, bystanders)
+        found = search.steady()
+    if found.place.is_used:
+        warn(DEPENDS.format(search.rehearsal.line))
+    if found.evaluates and not eval_mode:
+        warn(EVALUATES)
+    leftovers.warn_of(search.kept)
+    return json.dumps(found.document, separators=(",", ":")).encode()
 
 
 class _Found(NamedTuple):
@@ -265,267 +199,78 @@ class _Found(NamedTuple):
     document: dict[str, Any]
     place: Place
     evaluates: bool
+    # Whether the step leaves something, besides gradients and what it returns.
+    keeps: bool
+    # What the next step finds.
+    after: Before
 
 
-@dataclasses.dataclass(frozen=True)
-class _Before:
-    """What a step in steady state finds, as it has left it."""
-
-    # Positions in the optimizers of parameters that never get a gradient: no state is made for them.
-    untrained: frozenset[int] = frozenset()
-    # Positions among all parameters of those whose gradients outlive the step: it begins with `zero_grad`.
-    with_gradient: frozenset[int] = frozenset()
-    # Modules and caches hold what an earlier step has made.
-    is_warm: bool = False
-
-
-class _Attempt:
-    """One run of the step."""
+class _Search:
+    """Attempts, one after the other, until a step finds what it leaves, and every value is known that it asks for."""
 
     def __init__(
         self,
+        step: Step,
         model: nn.Module,
         optimizer: OptimizerChoice,
         device: str,
         inputs: tuple[tuple[Any, ...], dict[str, Any]],
         bystanders: Bystanders,
-        before: _Before,
-        place: Place,
-        kept: leftovers.Kept,
     ) -> None:
-        self.device = device
-        self.place = place
-        self.replica = Replica()
-        self.model = self.replica.model(model)
-        self._of_model = len(self.replica.values)
-        if device == "cuda":
-            flatten_weights(self.model)
-        self.inputs = self.replica.inputs(*inputs)
-        self.bystanders = bystanders
-        self.outside = bystanders.replace(self.replica)
-        with as_on(device):
-            self.optimizer = made_optimizer(optimizer, self.model, self.replica, device)
-        # All that are trained: the model's, and those of other networks that the step reaches.
-        self.parameters = [*self.model.parameters(), *(tensor for tensor in self.outside if tensor.requires_grad)]
-        self.before = before
-        self.after = before
-        self.evaluates = False
-        # Whether something that the step has made outlives it, besides gradients and what it returns.
-        self.keeps = False
-        # All of that.
-        self._kept = kept
-        self._earlier: Recorder | None = None
+        self._step = step
+        self._asked = (model, optimizer, device, inputs, bystanders)
+        self._bystanders = bystanders
+        self.rehearsal = self._opening = Rehearsal(step, model, optimizer, device, inputs, bystanders)
+        self.kept: leftovers.Kept = []
+        self._surroundings = leftovers.Surroundings(model)
 
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        own = [] if self.optimizer is None else [self.optimizer]
-        return own + self.bystanders.replaced_optimizers(self.replica)
-
-    def _make_optimizer_state(self) -> None:
-        """As the first steps of training do: gradients come, and the optimizers make their state for them."""
-        position = 0
-        for optimizer in self._optimizers():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.requires_grad and position not in self.before.untrained:
-                        parameter.grad = torch.empty_like(parameter)
-                    position += 1
-            take_first_step(optimizer)
-
-    def warm_up(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any], place: Place) -> None:
-        """Takes a step that is not captured: what it keeps is there for the next one."""
-        following, self.place = self.place, place
-        self.run(step)
-        self.place = following
-
-    def run(self, step: Callable[[nn.Module, torch.optim.Optimizer | None, Any], Any]) -> dict[str, Any]:
-        """Takes a step."""
-        earlier = self._earlier
-        recorder = Recorder(counts_host=self.device == "cpu", values=None if earlier is None else earlier.values)
-        recorder.values.place = self.place
-        recorder.replica = self.replica
-        with _no_collection(), as_on(self.device), contextlib.ExitStack() as watches:
-            if earlier is None:
-                self._make_optimizer_state()
-            tree = ModuleTree(self.model, recorder)
-            recorder.writers.paths = tree.paths
-            for tensor in tensors_in(self.inputs):
-                if tensor.is_meta:
-                    recorder.storage_before_step(tensor, "other")
-            recorder.expect(self.outside, self.bystanders.tensors.values())
-            calls = CallWatch(tree, recorder)
-            gradients = GradientWatch(self.parameters, recorder)
-            for optimizer in self._optimizers():
-                for state in optimizer.state.values():
-                    for tensor in tensors_in(state):
-                        if tensor.is_meta or self.device == "cpu":
-                            recorder.storage_before_step(tensor, "optimizer")
-                for handle in self._watch_optimizer(optimizer, recorder, gradients):
-                    watches.callback(handle.remove)
-            for position, parameter in enumerate(self.parameters):
-                if position in self.before.with_gradient:
-                    parameter.grad = torch.empty_like(parameter)
-                    recorder.storage_before_step(parameter.grad, "gradient")
-            if earlier is not None:
-                recorder.inherit(earlier)
-            attributes = AttributeWatch(self.model, recorder)
-            self._know_values(recorder.values)
+    def steady(self) -> _Found:
+        """The step in steady state."""
+        before = Before()
+        first: _Found | None = None
+        while True:
             try:
-                with calls.watching(), gradients.watching(), attributes.watching(), self._recording(recorder):
-                    output = step(self.model, self.optimizer, self.inputs)
-                self.place.check_end(STEP)
-            except UnknownValue as error:
-                raise unknown_value(error, calls) from error
+                found = self._attempted(before)
             except CaptureError:
-                raise
-            except Exception as error:
-                raise explained(error, recorder, calls) from error
-            finally:
-                recorder.close()
-                self._kept += recorder.made()
-            gradients.look_at(self.model.parameters())
-            if not any(id(parameter) in gradients.trained for parameter in self.model.parameters()):
-                raise CaptureError(
-                    "Backward gave no parameter a gradient; check requires_grad of the model's parameters, and that "
-                    "the step calls backward"
-                )
-            self.evaluates = calls.evaluates
-            self._note_untrained(gradients)
-            self._note_gradients()
-            left = recorder.left() - gradients.rows
-            waiting = recorder.unreleased()
-            if earlier is None:
-                returned = left & rows_of(output, recorder, waiting)
-                # What modules keep goes when it is replaced.
-                replaced = attributes.rows(waiting)
-                goes = {row: None if row in returned else replaced.get(row) for row in left}
-                del output
+                # Nothing tells of a second step.
+                if first is None:
+                    raise
+                return first
+            if found is None:
+                continue
+            if found.after != before:
+                # What a step leaves, it finds. That is known now.
+                before = found.after
+            elif found.keeps and not before.is_warm:
+                # Perhaps for all steps to come, and they do without what makes it.
+                first, self.rehearsal = found, self._opening.warmed()
+                before = dataclasses.replace(before, is_warm=True)
             else:
-                del output
-                gc.collect()
-                returned = left - recorder.left()
-                # All else is there already.
-                goes = dict.fromkeys(returned)
-            self.keeps = left > returned
-            events = _with_previous(recorder, goes, calls.first_exit)
-        self._earlier = recorder
-        return {
-            "format": "rematic-trace",
-            "version": 2,
-            "origin": self._origin(calls, sorted(recorder.values.assumptions)),
-            # Of what communicates, no more is known here than that it does.
-            "collectives": [["unknown", 0, "", 0]],
-            "names": recorder.names,
-            "layouts": recorder.layouts,
-            "modules": tree.rows,
-            "calls": recorder.calls,
-            "storages": recorder.storages,
-            "ops": recorder.ops,
-            "events": [event for event in events if event is not None],
-        }
+                return found
 
-    @contextlib.contextmanager
-    def _recording(self, recorder: Recorder) -> Iterator[None]:
-        literals = Literals(recorder.values, self.device)
-        # TorchScript as it is written, and as it runs under a plan.
-        written = _jit.optimized_execution(False)
-        with recorder.saving(), _eagerly(), written, self._elsewhere(recorder), literals, recorder:
-            yield
-
-    def _know_values(self, values: Values) -> None:
-        of_model, of_inputs = self.replica.values[: self._of_model], self.replica.values[self._of_model :]
-        for tensor, value in of_model:
-            if not value.requires_grad:
-                values.know(tensor, value)
-        for tensor, value in of_inputs:
-            values.know(tensor, value, META_INPUT)
-        for parameter in self.model.parameters():
-            # A buffer may be a view of one.
-            values.forget(parameter.untyped_storage())
-
-    def _elsewhere(self, recorder: Recorder) -> contextlib.AbstractContextManager[Any]:
-        # It takes time at every call of torch, and only tensors that are not there yet need it.
-        if next(tensors_in(self.inputs), None) is not None:
-            return contextlib.nullcontext()
-        return Elsewhere(self.device, recorder.bring)
-
-    def _watch_optimizer(
-        self, optimizer: torch.optim.Optimizer, recorder: Recorder, gradients: GradientWatch
-    ) -> list[RemovableHandle]:
-        def begins(*_: Any) -> None:
-            recorder.in_optimizer = True
-            gradients.look_at(parameter for group in optimizer.param_groups for parameter in group["params"])
-
-        def is_over(*_: Any) -> None:
-            recorder.in_optimizer = False
-            recorder.after_optimizer = True
-            recorder.stepped |= optimizer is self.optimizer
-
-        return [optimizer.register_step_pre_hook(begins), optimizer.register_step_post_hook(is_over)]
-
-    def _note_untrained(self, gradients: GradientWatch) -> None:
-        listed = [
-            (optimizer, parameter)
-            for optimizer in self._optimizers()
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
-        untrained = frozenset(
-            position
-            for position, (optimizer, parameter) in enumerate(listed)
-            if id(parameter) not in gradients.trained and optimizer.state.get(parameter)
-        )
-        self.after = dataclasses.replace(self.after, untrained=self.before.untrained | untrained)
-
-    def _note_gradients(self) -> None:
-        with_gradient = frozenset(
-            position for position, parameter in enumerate(self.parameters) if parameter.grad is not None
-        )
-        self.after = dataclasses.replace(self.after, with_gradient=with_gradient)
-
-    def _origin(self, calls: CallWatch, assumptions: list[str]) -> dict[str, Any]:
-        origin: dict[str, Any] = {
-            "model": type(self.model).__name__,
-            "device": self.device,
-            "versions": [["torch", torch.__version__.split("+")[0]]],
-            "optimizer": type(self.optimizer).__name__.lower() if self.optimizer else "none",
-            "assumptions": assumptions,
-        }
-        if calls.forwards not in ([], [TRAIN]):
-            origin[FORWARDS] = " ".join(calls.forwards)
-        if any(calls.inputs):
-            alike = len(set(calls.inputs)) == 1
-            origin[INPUTS] = calls.inputs[0] if alike else NEXT.join(calls.inputs)
-        return origin
-
-
-def _with_previous(recorder: Recorder, goes: dict[int, int | None], forward_over: int | None) -> list[dict[str, Any] | None]:
-    """What the step leaves, the previous step has left too. It goes at some events, and if none is given when forward is over
-    and the loop's variable takes the new output."""
-    over = len(recorder.events) if forward_over is None else forward_over
-    drops: dict[int, list[dict[str, Any] | None]] = {}
-    for row in sorted(goes):
-        at = goes[row]
-        drops.setdefault(over if at is None else at, []).append({"drop": recorder.add_previous(recorder.storages[row][0])})
-    events: list[dict[str, Any] | None] = []
-    begin = 0
-    for at in sorted(drops):
-        events += recorder.events[begin:at] + drops[at]
-        begin = at
-    return events + recorder.events[begin:]
-
-
-def _eagerly() -> contextlib.AbstractContextManager[Any]:
-    """Compiled parts of the model run as they are written."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Nothing in a step may hang on when the collector of cycles happens to run."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    def _attempted(self, before: Before) -> _Found | None:
+        """What an attempt finds; nothing if it asks for a value that the rehearsal has told only now."""
+        place = self.rehearsal.place()
+        found: _Found | None = None
+        unknown: UnknownValue | None = None
+        attempt: Attempt | None = None
+        try:
+            with Settings().restored(), self._bystanders.untouched(), self._surroundings.untouched():
+                attempt = Attempt(*self._asked, before, place, self.kept)
+                if before.is_warm:
+                    attempt.warm_up(self._step, self._opening.place())
+                document = attempt.run(self._step)
+                found = _Found(document, place, attempt.evaluates, attempt.keeps, attempt.after)
+            # The model may have taken care of an error itself.
+            unknown = place.missing
+        except UnknownValue as error:
+            unknown = error
+            let_go_of_frames(error)
+        finally:
+            del attempt
+            # Another attempt finds the caches as they were.
+            leftovers.clear(self.kept)
+        if unknown is None:
+            return found
+        self.rehearsal.go_on(place, unknown)
+        return None

@@ -26,7 +26,7 @@ class Twins(TorchDispatchMode):
 
     values: Values
     storages: list[list[Any]]
-    _storages: dict[int, StorageRef]
+    watched: dict[int, StorageRef]
     _strangers: bool
 
     def __init__(self) -> None:
@@ -38,14 +38,14 @@ class Twins(TorchDispatchMode):
         # What stands for the user's tensors. Without it, they are taken as they are.
         self.replica: Replica | None = None
 
-    def _watch(self, ref: StorageRef, storage: torch.UntypedStorage, row: int) -> None:
+    def watch(self, ref: StorageRef, storage: torch.UntypedStorage, row: int) -> None:
         ref.row = row
         ref.address = storage._cdata
-        self._storages[ref.address] = ref
+        self.watched[ref.address] = ref
 
     def row_of(self, tensor: Tensor) -> int | None:
         """The row of a tensor's storage, if the trace knows it."""
-        ref = self._storages.get(tensor.untyped_storage()._cdata)
+        ref = self.watched.get(tensor.untyped_storage()._cdata)
         return None if ref is None else ref.row
 
     def storage_before_step(self, tensor: Tensor, category: str) -> int:
@@ -69,7 +69,7 @@ class Twins(TorchDispatchMode):
     def _stand_in(self, tensor: Tensor) -> Tensor:
         if self.replica is None or tensor.is_meta:
             return tensor
-        real = self._storages.get(tensor.untyped_storage()._cdata)
+        real = self.watched.get(tensor.untyped_storage()._cdata)
         if real is not None and self.storages[real.row][2] is not None:
             return self._twin(tensor, real.row)  # the step has made it, and may let go of it
         self._quiet = True
@@ -80,9 +80,9 @@ class Twins(TorchDispatchMode):
         finally:
             self._quiet = False
         storage = made.untyped_storage()
-        if real is not None and storage._cdata not in self._storages:
+        if real is not None and storage._cdata not in self.watched:
             # On the CPU both lie in the memory that is counted, and only one is there.
-            self._watch(StorageRef(storage, self._dropped), storage, real.row)
+            self.watch(StorageRef(storage, self._dropped), storage, real.row)
         return made
 
     def _changes_guarded(self, facts: Facts, args: Any, kwargs: Any) -> bool:
@@ -127,7 +127,7 @@ class Twins(TorchDispatchMode):
         storage = twin.untyped_storage()
         # The tensor itself may go, and leave a view of it behind.
         storage._rematic_origin = tensor.untyped_storage()  # type: ignore[attr-defined]
-        self._watch(StorageRef(storage, self._forget), storage, row)
+        self.watch(StorageRef(storage, self.forget), storage, row)
 
     def bring(self, tensor: Tensor) -> None:
         """Turns a real tensor that the step has made into one on the device, in its place."""
@@ -143,8 +143,8 @@ class Twins(TorchDispatchMode):
         if row is not None:
             self._share(tensor, twin, row)
 
-    def _forget(self, ref: StorageRef) -> None:
-        del self._storages[ref.address]
+    def forget(self, ref: StorageRef) -> None:
+        del self.watched[ref.address]
 
     def _moved(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of an operator on tensors of the step and real ones, with the real ones on the device."""
