@@ -28,7 +28,7 @@
 //! });
 //!
 //! let costs = Costs::new(&trace, &Device::find("h100").unwrap(), CostRule::Physical).unwrap();
-//! assert_eq!(costs.flops()[0], Flops(2 * 4096_u128.pow(3)));
+//! assert_eq!(costs.flops().items()[0], Flops(2 * 4096_u128.pow(3)));
 //! assert_eq!(costs.time(OpId::new(0)).to_string(), "175 µs");
 //! ```
 

@@ -16,7 +16,7 @@
 //! let trace = Step::new(&tape, Optimizer::Adam)
 //!     .run(|| root.call(&[&batch], || down.forward(&up.forward(&batch).relu())), |output| output.sum())
 //!     .unwrap();
-//! assert_eq!(trace.ops()[1].phase, rematic_trace::Phase::Forward);
+//! assert_eq!(trace.ops().items()[1].phase, rematic_trace::Phase::Forward);
 //! ```
 
 mod autograd;

@@ -269,11 +269,24 @@ impl<'a> Walk<'a> {
                 self.trace.check_storage(storage)?;
                 self.alive(storage)
             }
+            Event::Release(_) | Event::Restore(_) | Event::Shrink(..) => self.bytes(event),
+            Event::Wait { stream, on } => {
+                self.trace.check_stream(stream)?;
+                self.trace.check_stream(on)?;
+                if stream == on { Err(Fault::WaitsForItself { stream }) } else { Ok(()) }
+            }
+            Event::MicroBatch(found) => self.micro_batch(found),
+            Event::Enter(_) | Event::Exit(_) | Event::EnterBackward(_) | Event::ExitBackward(_) => self.call(event),
+        }
+    }
+
+    /// The bytes of a storage go, come back, or become fewer.
+    fn bytes(&mut self, event: Event) -> Result<(), Fault> {
+        match event {
             Event::Release(storage) => {
                 self.trace.check_storage(storage)?;
                 self.present(storage)?;
                 self.released[storage] = true;
-                Ok(())
             }
             Event::Restore(storage) => {
                 self.trace.check_storage(storage)?;
@@ -281,7 +294,6 @@ impl<'a> Walk<'a> {
                 if !std::mem::replace(&mut self.released[storage], false) {
                     return Err(Fault::NotReleased { storage });
                 }
-                Ok(())
             }
             Event::Shrink(storage, bytes) => {
                 self.trace.check_storage(storage)?;
@@ -291,14 +303,15 @@ impl<'a> Walk<'a> {
                     return Err(Fault::Grows { storage, bytes, own: *own });
                 }
                 *own = bytes;
-                Ok(())
             }
-            Event::Wait { stream, on } => {
-                self.trace.check_stream(stream)?;
-                self.trace.check_stream(on)?;
-                if stream == on { Err(Fault::WaitsForItself { stream }) } else { Ok(()) }
-            }
-            Event::MicroBatch(found) => self.micro_batch(found),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A call of a module begins or ends.
+    fn call(&mut self, event: Event) -> Result<(), Fault> {
+        match event {
             Event::Enter(call) => {
                 check_id("call", call.index(), self.trace.calls.len())?;
                 if call.index() != self.next_call {
@@ -306,20 +319,22 @@ impl<'a> Walk<'a> {
                 }
                 self.next_call += 1;
                 self.open.push(call);
-                Ok(())
             }
             Event::Exit(call) => {
                 if self.open.pop() != Some(call) {
                     return Err(Fault::CallNesting { call });
                 }
                 self.returned[call] = true;
-                Ok(())
             }
             Event::EnterBackward(call) | Event::ExitBackward(call) => {
                 check_id("call", call.index(), self.trace.calls.len())?;
-                if self.returned[call] { Ok(()) } else { Err(Fault::CallNesting { call }) }
+                if !self.returned[call] {
+                    return Err(Fault::CallNesting { call });
+                }
             }
+            _ => {}
         }
+        Ok(())
     }
 
     fn op(&mut self, id: OpId) -> Result<(), Fault> {

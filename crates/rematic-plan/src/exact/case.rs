@@ -40,7 +40,7 @@ pub(super) struct Case<'a> {
 const NO_NEED: i64 = i64::MIN / 4;
 
 impl<'a> Case<'a> {
-    pub(super) fn new(problem: &'a Problem, budget: u64, tightening: &Tightening, mut usable: Vec<bool>) -> Self {
+    pub(super) fn new(problem: &'a Problem, budget: u64, tightening: &Tightening, usable: Vec<bool>) -> Self {
         let nodes = problem.priced(tightening.pricing);
         let count = nodes.len();
         // M(τ) − B.
@@ -67,7 +67,7 @@ impl<'a> Case<'a> {
             last_around: vec![None; problem.ceilings.len()],
             last_ending: vec![None; problem.ceilings.len()],
             end_ranks: nodes.iter().map(|node| problem.rank(node.end)).collect(),
-            usable: Vec::new(),
+            usable,
         };
         for (index, node) in nodes.iter().enumerate() {
             let (here, end) = (start_rank(index), problem.rank(node.end));
@@ -88,19 +88,7 @@ impl<'a> Case<'a> {
         for (index, node) in nodes.iter().enumerate() {
             case.to_skip_all.push(case.to_skip[index..node.next].iter().copied().fold(NO_NEED, i64::max));
         }
-        // Nothing before a node can free more than this: the largest Σd.
-        let mut most = vec![0_i64; count + 1];
-        for index in 0..count {
-            if most[index] < case.required(index, 0) {
-                usable[index] = false;
-            }
-            most[index + 1] = most[index + 1].max(most[index]);
-            if usable[index] {
-                let next = nodes[index].next;
-                most[next] = most[next].max(most[index] + signed(nodes[index].candidate.droppable.0));
-            }
-        }
-        case.usable = usable;
+        case.rule_out();
         for (index, node) in nodes.iter().enumerate().filter(|(index, _)| case.usable[*index]) {
             let end = case.end_ranks[index];
             case.last_ending[end] = Some(index);
@@ -110,6 +98,20 @@ impl<'a> Case<'a> {
             case.last_around[first..end].fill(Some(index));
         }
         case
+    }
+
+    /// A node before which not enough can be freed is not usable.
+    fn rule_out(&mut self) {
+        let nodes = self.nodes;
+        // Nothing before a node can free more than this: the largest Σd.
+        let mut most = vec![0_i64; nodes.len() + 1];
+        for (index, node) in nodes.iter().enumerate() {
+            self.usable[index] &= most[index] >= self.required(index, 0);
+            most[index + 1] = most[index + 1].max(most[index]);
+            if self.usable[index] {
+                most[node.next] = most[node.next].max(most[index] + signed(node.candidate.droppable.0));
+            }
+        }
     }
 
     /// What must be freed before a node may be chosen with a policy that keeps so much.

@@ -94,95 +94,162 @@ impl Case<'_> {
     /// The dynamic programme, without pairs whose bound lies above the guess.
     fn programme(&self, rates: &Rates, guess: f64, thin: bool) -> Run {
         self.problem.cancel.check();
-        let nodes = self.nodes;
-        // The least Σ(t − Λd) of all that can come before.
-        let mut before = vec![f64::INFINITY; nodes.len() + 1];
-        before[0] = 0.0;
-        let mut choices: Vec<(u32, u32, u32)> = Vec::new();
-        let mut pairs: Vec<Vec<Pair>> = vec![Vec::new(); nodes.len() + 1];
-        pairs[0].push(Pair { freed: 0, time: 0.0, choice: NO_CHOICE });
-        let mut work = 0;
-        // For nodes without an exact frontier, the policies that matter.
-        let mut near: HashMap<usize, Vec<(Point, Vec<usize>)>> = HashMap::new();
-        let mut exact = true;
-        for (index, node) in nodes.iter().enumerate() {
-            before[index + 1] = before[index + 1].min(before[index]);
-            let mut here = std::mem::take(&mut pairs[index]);
-            keep_undominated(&mut here);
-            if thin {
-                let credit = rates.credit[index];
-                thin_out(&mut here, FEW_PAIRS, |pair| (pair.freed, pair.time - credit * pair.freed as f64));
+        let mut programme = Programme::new(self, rates, guess, thin);
+        for index in 0..self.nodes.len() {
+            let here = programme.pairs_at(index);
+            if self.usable[index] && !programme.choose(index, &here) {
+                return Run::TooMuch;
             }
-            if self.usable[index] {
-                let rate = rates.worth[self.end_ranks[index]];
-                // t − Λd.
-                let reduced = |point: &Point| point.time.0 - rate * self.freed(index, point) as f64;
-                let (freed, time) = node.frontier.cheapest(rate);
-                before[node.next] = before[node.next].min(before[index] + time - rate * freed);
-                let others = before[index] + rates.to_come[node.next] + rates.owed[0];
-                if !thin && !node.frontier.is_exact() {
-                    let slack = guess - others - (time - rate * freed);
-                    // How near a policy is goes by all that it keeps, which does not count for the others.
-                    let counts = node.rebuilt_last.then(|| Frontier::near(&node.candidate, rate, slack.max(0.0)));
-                    match counts.flatten() {
-                        Some(policies) => _ = near.insert(index, policies),
-                        None => exact = false,
-                    }
-                }
-                let mut points: Vec<(usize, &Point)> = match near.get(&index) {
-                    Some(policies) => policies.iter().map(|(point, _)| point).enumerate().collect(),
-                    None => node.frontier.points().iter().enumerate().collect(),
-                };
-                points.retain(|(_, point)| others + reduced(point) <= guess);
-                if thin {
-                    thin_out(&mut points, FEW_POINTS, |(_, point)| (self.freed(index, point), reduced(point)));
-                }
-                work += points.len() * here.len();
-                if !thin && work > MOST_WORK {
-                    return Run::TooMuch;
-                }
-                // A policy that frees nothing is good for nothing where the node and all in it can be passed over.
-                let passing = here.partition_point(|pair| pair.freed >= self.to_skip_all[index]);
-                for (position, point) in points {
-                    let required = self.required(index, point.kept.0);
-                    let allowed = here.partition_point(|pair| pair.freed >= required);
-                    let gain = self.freed(index, point);
-                    let from = if gain <= 0 { passing.min(allowed) } else { 0 };
-                    for pair in &here[from..allowed] {
-                        let (freed, time) = (pair.freed + gain, pair.time + point.time.0);
-                        if freed < self.after[index] || time + rates.bound(node.next, freed) > guess {
-                            continue;
-                        }
-                        choices.push((
-                            pair.choice,
-                            u32::try_from(index).unwrap_or(NO_CHOICE),
-                            u32::try_from(position).unwrap_or(NO_CHOICE),
-                        ));
-                        let choice = u32::try_from(choices.len() - 1).unwrap_or(NO_CHOICE);
-                        pairs[node.next].push(Pair { freed, time, choice });
-                    }
-                }
-            }
-            here.retain(|pair| {
-                pair.freed >= self.to_skip[index] && pair.time + rates.bound(index + 1, pair.freed) <= guess
-            });
-            pairs[index + 1].append(&mut here);
+            programme.pass_over(index, here);
         }
-        let last = pairs[nodes.len()].iter().min_by(|a, b| a.time.total_cmp(&b.time).then(b.freed.cmp(&a.freed)));
-        let Some(last) = last else { return Run::Nothing { exact } };
+        programme.finish()
+    }
+}
+
+/// A run of the dynamic programme.
+struct Programme<'a> {
+    case: &'a Case<'a>,
+    rates: &'a Rates,
+    guess: f64,
+    thin: bool,
+    /// The least Σ(t − Λd) of all that can come before each node.
+    before: Vec<f64>,
+    /// The pairs that reach each node.
+    pairs: Vec<Vec<Pair>>,
+    choices: Vec<Choice>,
+    /// For nodes without an exact frontier, the policies that matter.
+    near: HashMap<usize, Vec<(Point, Vec<usize>)>>,
+    /// Whether all policies that might matter were there.
+    exact: bool,
+    work: usize,
+}
+
+/// The last of the regions that a pair has chosen.
+struct Choice {
+    /// The one before.
+    earlier: u32,
+    node: usize,
+    /// Its policy, by position.
+    point: usize,
+}
+
+impl<'a> Programme<'a> {
+    fn new(case: &'a Case<'a>, rates: &'a Rates, guess: f64, thin: bool) -> Self {
+        let count = case.nodes.len();
+        let mut before = vec![f64::INFINITY; count + 1];
+        before[0] = 0.0;
+        let mut pairs: Vec<Vec<Pair>> = vec![Vec::new(); count + 1];
+        pairs[0].push(Pair { freed: 0, time: 0.0, choice: NO_CHOICE });
+        Programme {
+            case,
+            rates,
+            guess,
+            thin,
+            before,
+            pairs,
+            choices: Vec::new(),
+            near: HashMap::new(),
+            exact: true,
+            work: 0,
+        }
+    }
+
+    /// The pairs that reach a node and that no other beats.
+    fn pairs_at(&mut self, index: usize) -> Vec<Pair> {
+        self.before[index + 1] = self.before[index + 1].min(self.before[index]);
+        let mut here = std::mem::take(&mut self.pairs[index]);
+        keep_undominated(&mut here);
+        if self.thin {
+            let credit = self.rates.credit[index];
+            thin_out(&mut here, FEW_PAIRS, |pair| (pair.freed, pair.time - credit * pair.freed as f64));
+        }
+        here
+    }
+
+    /// Chooses a node with each of its policies, after each pair; false if that is too much.
+    fn choose(&mut self, index: usize, here: &[Pair]) -> bool {
+        let (case, rates, guess) = (self.case, self.rates, self.guess);
+        let node = &case.nodes[index];
+        let points = self.policies(index);
+        self.work += points.len() * here.len();
+        if !self.thin && self.work > MOST_WORK {
+            return false;
+        }
+        // A policy that frees nothing is good for nothing where the node and all in it can be passed over.
+        let passing = here.partition_point(|pair| pair.freed >= case.to_skip_all[index]);
+        for (position, point) in points {
+            let required = case.required(index, point.kept.0);
+            let allowed = here.partition_point(|pair| pair.freed >= required);
+            let gain = case.freed(index, &point);
+            let from = if gain <= 0 { passing.min(allowed) } else { 0 };
+            for pair in &here[from..allowed] {
+                let (freed, time) = (pair.freed + gain, pair.time + point.time.0);
+                if freed < case.after[index] || time + rates.bound(node.next, freed) > guess {
+                    continue;
+                }
+                let choice = u32::try_from(self.choices.len()).unwrap_or(NO_CHOICE);
+                self.choices.push(Choice { earlier: pair.choice, node: index, point: position });
+                self.pairs[node.next].push(Pair { freed, time, choice });
+            }
+        }
+        true
+    }
+
+    /// The policies of a node that may lead to a solution below the guess, with their positions.
+    fn policies(&mut self, index: usize) -> Vec<(usize, Point)> {
+        let (case, rates, guess) = (self.case, self.rates, self.guess);
+        let node = &case.nodes[index];
+        let rate = rates.worth[case.end_ranks[index]];
+        // t − Λd.
+        let reduced = |point: &Point| point.time.0 - rate * case.freed(index, point) as f64;
+        let (freed, time) = node.frontier.cheapest(rate);
+        self.before[node.next] = self.before[node.next].min(self.before[index] + time - rate * freed);
+        let others = self.before[index] + rates.to_come[node.next] + rates.owed[0];
+        if !self.thin && !node.frontier.is_exact() {
+            let slack = guess - others - (time - rate * freed);
+            // How near a policy is goes by all that it keeps, which does not count for the others.
+            let counts = node.rebuilt_last.then(|| Frontier::near(&node.candidate, rate, slack.max(0.0)));
+            match counts.flatten() {
+                Some(policies) => _ = self.near.insert(index, policies),
+                None => self.exact = false,
+            }
+        }
+        let all: &mut dyn Iterator<Item = &Point> = match self.near.get(&index) {
+            Some(policies) => &mut policies.iter().map(|(point, _)| point),
+            None => &mut node.frontier.points().iter(),
+        };
+        let mut points: Vec<(usize, Point)> = all.copied().enumerate().collect();
+        points.retain(|(_, point)| others + reduced(point) <= guess);
+        if self.thin {
+            thin_out(&mut points, FEW_POINTS, |(_, point)| (case.freed(index, point), reduced(point)));
+        }
+        points
+    }
+
+    /// The pairs that may pass over a node go on to the next.
+    fn pass_over(&mut self, index: usize, mut here: Vec<Pair>) {
+        here.retain(|pair| {
+            pair.freed >= self.case.to_skip[index] && pair.time + self.rates.bound(index + 1, pair.freed) <= self.guess
+        });
+        self.pairs[index + 1].append(&mut here);
+    }
+
+    fn finish(self) -> Run {
+        let nodes = self.case.nodes;
+        let last = self.pairs[nodes.len()].iter().min_by(|a, b| a.time.total_cmp(&b.time).then(b.freed.cmp(&a.freed)));
+        let Some(last) = last else { return Run::Nothing { exact: self.exact } };
         let mut picks = Vec::new();
         let mut choice = last.choice;
         while choice != NO_CHOICE {
-            let (earlier, node, point) = choices[choice as usize];
-            let (node, point) = (node as usize, point as usize);
-            picks.push(match near.get(&node) {
+            let Choice { earlier, node, point } = self.choices[choice as usize];
+            picks.push(match self.near.get(&node) {
                 Some(policies) => Pick { node, policy: policies[point].0, saved: policies[point].1.clone() },
-                None => Pick::new(self.nodes, node, self.nodes[node].frontier.points()[point]),
+                None => Pick::new(nodes, node, nodes[node].frontier.points()[point]),
             });
             choice = earlier;
         }
         picks.reverse();
-        Run::Found { time: last.time, picks, exact }
+        Run::Found { time: last.time, picks, exact: self.exact }
     }
 }
 
