@@ -4,6 +4,7 @@ use crate::device::{Device, Driver};
 use crate::error::{AllocatorError, OutOfMemory, Shortage};
 use crate::events::{Event, EventKind};
 use crate::expandable::Segment;
+use crate::order::PoolSet;
 use crate::pool::Pool;
 use crate::private::{PoolId, PrivatePool, Route};
 use crate::rounding::{EXABYTE, LARGEST_SMALL_BLOCK, SMALLEST_BLOCK, segment_size};
@@ -47,7 +48,9 @@ pub struct Allocator {
     pub(crate) pools: Vec<Pool>,
     pub(crate) private: Vec<Option<PrivatePool>>,
     /// Private pools without holders.
-    pub(crate) releasable: Vec<PoolId>,
+    pub(crate) releasable: PoolSet,
+    /// Private pools whose blocks may be used when memory runs out.
+    pub(crate) spare: PoolSet,
     /// Where requests go, the last first.
     pub(crate) routes: Vec<(PoolId, Route)>,
     pub(crate) segments: Vec<Segment>,
@@ -72,7 +75,8 @@ impl Allocator {
             blocks: Blocks::default(),
             pools: vec![Pool::new(true, None), Pool::new(false, None)],
             private: Vec::new(),
-            releasable: Vec::new(),
+            releasable: PoolSet::default(),
+            spare: PoolSet::default(),
             routes: Vec::new(),
             segments: Vec::new(),
             uses: Vec::new(),
@@ -270,14 +274,8 @@ impl Allocator {
             return None;
         }
         let large = u32::from(request.size > LARGEST_SMALL_BLOCK);
-        let spare: Vec<u32> = self
-            .private
-            .iter()
-            .flatten()
-            .filter(|pool| pool.options.use_on_oom)
-            .map(|pool| pool.small + large)
-            .collect();
-        for pool in spare {
+        for id in self.spare.iter().collect::<Vec<_>>() {
+            let Some(pool) = self.private_pool(id).map(|pool| pool.small + large) else { continue };
             let elsewhere = Request { pool, expandable: false, ..*request };
             if let Some(id) = self.take_free(&elsewhere) {
                 *request = elsewhere;
@@ -316,7 +314,7 @@ impl Allocator {
     fn should_split(&self, id: BlockId, request: &Request) -> bool {
         let block = &self.blocks[id];
         let pool = &self.pools[block.pool as usize];
-        if self.owner(block.pool).and_then(|id| self.private_pool(id)).is_some_and(|pool| pool.options.no_split) {
+        if self.owner(block.pool).and_then(|id| self.private_pool(id)).is_some_and(|pool| pool.no_split) {
             return false;
         }
         let rest = block.size - request.size;

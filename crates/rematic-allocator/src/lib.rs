@@ -27,9 +27,9 @@
 //! (`tests/allocator` of the repository).
 //!
 //! Not modelled: captures of CUDA graphs (their pools are), pools with an allocator of their own, memory of the host,
-//! `backend:cudaMallocAsync`, several threads at once. Where several streams or several released pools wait, torch takes them
-//! in the order of a hash table; here they are taken in the order in which they came, which changes the order of events
-//! and not what is reserved.
+//! `backend:cudaMallocAsync`, several threads at once. Blocks that several streams are done with become free in the order of
+//! a hash table of torch's; here in the order in which the streams came, which changes the order of `free_completed` events
+//! and nothing else.
 
 mod allocator;
 mod block;
@@ -39,6 +39,7 @@ mod error;
 mod events;
 mod expandable;
 mod map;
+mod order;
 mod pool;
 mod private;
 mod release;

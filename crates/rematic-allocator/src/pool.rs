@@ -1,6 +1,7 @@
 //! Free blocks of one pool, per stream, in the order in which they are tried.
 
 use crate::block::BlockId;
+use crate::private::PoolId;
 
 /// A free block by what it is chosen for: its size, then its address.
 ///
@@ -56,8 +57,8 @@ impl Lane {
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
     pub(crate) is_small: bool,
-    /// The private pool that it belongs to, by place in the table of those.
-    pub(crate) owner: Option<u32>,
+    /// The private pool that it belongs to.
+    pub(crate) owner: Option<PoolId>,
     /// By stream.
     pub(crate) lanes: Vec<Lane>,
     /// How often a block was looked for, counted while garbage is collected.
@@ -65,7 +66,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(crate) fn new(is_small: bool, owner: Option<u32>) -> Self {
+    pub(crate) fn new(is_small: bool, owner: Option<PoolId>) -> Self {
         Pool { is_small, owner, lanes: Vec::new(), searches: 0 }
     }
 

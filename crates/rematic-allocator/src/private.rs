@@ -4,9 +4,16 @@ use crate::allocator::Allocator;
 use crate::error::AllocatorError;
 use crate::pool::Pool;
 
-/// A private pool.
+/// A private pool. In a process whose pools are all `torch.cuda.MemPool`, torch's id of pool `n` is `(0, n)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolId(pub u32);
+
+impl PoolId {
+    /// The place in the table of private pools; ids begin with 1.
+    fn index(self) -> usize {
+        (self.0 as usize).wrapping_sub(1)
+    }
+}
 
 impl std::fmt::Display for PoolId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -34,7 +41,7 @@ pub enum Route {
 
 #[derive(Clone, Debug)]
 pub(crate) struct PrivatePool {
-    pub(crate) options: PoolOptions,
+    pub(crate) no_split: bool,
     /// Who holds it: its object, and each time that allocations were routed to it.
     pub(crate) uses: u32,
     /// What it took from the driver and has not given back.
@@ -46,12 +53,14 @@ pub(crate) struct PrivatePool {
 impl Allocator {
     /// A new private pool, which has one holder.
     pub fn create_pool(&mut self, options: PoolOptions) -> PoolId {
-        let number = u32::try_from(self.private.len()).unwrap_or(u32::MAX);
+        let id = PoolId(u32::try_from(self.private.len() + 1).unwrap_or(u32::MAX));
         let small = u32::try_from(self.pools.len()).unwrap_or(u32::MAX);
-        let id = PoolId(number);
-        self.pools.push(Pool::new(true, Some(number)));
-        self.pools.push(Pool::new(false, Some(number)));
-        self.private.push(Some(PrivatePool { options, uses: 1, driver_calls: 0, small }));
+        self.pools.push(Pool::new(true, Some(id)));
+        self.pools.push(Pool::new(false, Some(id)));
+        self.private.push(Some(PrivatePool { no_split: options.no_split, uses: 1, driver_calls: 0, small }));
+        if options.use_on_oom {
+            self.spare.insert(id);
+        }
         id
     }
 
@@ -90,7 +99,7 @@ impl Allocator {
         let pool = self.live(id)?;
         pool.uses -= 1;
         if pool.uses == 0 {
-            self.releasable.push(id);
+            self.releasable.insert(id);
         }
         Ok(())
     }
@@ -102,14 +111,15 @@ impl Allocator {
     ///
     /// If there is no such pool.
     pub fn drop_pool(&mut self, id: PoolId) -> Result<(), AllocatorError> {
-        self.live(id)?.options.use_on_oom = false;
+        self.live(id)?;
+        self.spare.remove(id);
         self.release_pool(id)?;
         self.empty_pool(id)
     }
 
     /// A pool that has holders.
     fn live(&mut self, id: PoolId) -> Result<&mut PrivatePool, AllocatorError> {
-        let pool = self.private.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let pool = self.private.get_mut(id.index()).and_then(Option::as_mut);
         pool.filter(|pool| pool.uses > 0).ok_or(AllocatorError::UnknownPool(id))
     }
 
@@ -129,30 +139,38 @@ impl Allocator {
     }
 
     pub(crate) fn private_pool(&self, id: PoolId) -> Option<&PrivatePool> {
-        self.private.get(id.0 as usize).and_then(Option::as_ref)
+        self.private.get(id.index()).and_then(Option::as_ref)
     }
 
     /// The private pool that a pool belongs to.
     pub(crate) fn owner(&self, pool: u32) -> Option<PoolId> {
-        self.pools[pool as usize].owner.map(PoolId)
+        self.pools[pool as usize].owner
     }
 
     pub(crate) fn count_driver_call(&mut self, pool: u32) {
-        if let Some(owner) = self.pools[pool as usize].owner
-            && let Some(private) = self.private[owner as usize].as_mut()
-        {
+        if let Some((_, private)) = self.owning(pool) {
             private.driver_calls = private.driver_calls.saturating_add(1);
         }
     }
 
     /// A piece of a pool went back to the driver.
     pub(crate) fn uncount_driver_call(&mut self, pool: u32) -> Result<(), AllocatorError> {
-        if let Some(owner) = self.pools[pool as usize].owner
-            && let Some(private) = self.private[owner as usize].as_mut()
-        {
-            private.driver_calls =
-                private.driver_calls.checked_sub(1).ok_or(AllocatorError::PoolImbalance(PoolId(owner)))?;
+        if let Some((id, private)) = self.owning(pool) {
+            private.driver_calls = private.driver_calls.checked_sub(1).ok_or(AllocatorError::PoolImbalance(id))?;
         }
         Ok(())
+    }
+
+    fn owning(&mut self, pool: u32) -> Option<(PoolId, &mut PrivatePool)> {
+        let id = self.owner(pool)?;
+        Some((id, self.private.get_mut(id.index())?.as_mut()?))
+    }
+
+    /// Forgets a pool that has neither holders nor memory.
+    pub(crate) fn forget(&mut self, id: PoolId) {
+        if let Some(pool) = self.private.get_mut(id.index()) {
+            *pool = None;
+        }
+        self.releasable.remove(id);
     }
 }

@@ -25,8 +25,8 @@ impl Allocator {
     ///
     /// Where torch itself fails.
     pub fn empty_pool(&mut self, id: PoolId) -> Result<(), AllocatorError> {
-        if self.releasable.contains(&id) {
-            self.synchronize_and_free(Some(id.0));
+        if self.releasable.contains(id) {
+            self.synchronize_and_free(Some(id));
             self.release_private(id)?;
         }
         Ok(())
@@ -37,7 +37,7 @@ impl Allocator {
         self.synchronize_and_free(None);
         self.release_pool_blocks(1)?;
         self.release_pool_blocks(0)?;
-        for id in self.releasable.clone() {
+        for id in self.releasable.iter().collect::<Vec<_>>() {
             self.release_private(id)?;
         }
         Ok(())
@@ -48,8 +48,7 @@ impl Allocator {
         self.release_pool_blocks(small)?;
         self.release_pool_blocks(small + 1)?;
         if self.private_pool(id).is_some_and(|pool| pool.driver_calls == 0) {
-            self.private[id.0 as usize] = None;
-            self.releasable.retain(|&other| other != id);
+            self.forget(id);
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use crate::allocator::{Allocation, Allocator};
 use crate::block::BlockId;
 use crate::device::Completion;
 use crate::error::AllocatorError;
+use crate::private::PoolId;
 
 /// Events of one stream, in the order in which they were recorded.
 #[derive(Clone, Debug)]
@@ -86,7 +87,7 @@ impl Allocator {
     }
 
     /// Waits for the streams that blocks wait for; with a pool, only for blocks of that pool.
-    pub(crate) fn synchronize_and_free(&mut self, of: Option<u32>) {
+    pub(crate) fn synchronize_and_free(&mut self, of: Option<PoolId>) {
         let mut queues = std::mem::take(&mut self.queues);
         for queue in &mut queues {
             let mut kept = VecDeque::new();

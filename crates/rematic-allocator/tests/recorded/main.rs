@@ -174,7 +174,7 @@ impl Replay {
         if matches!(letter, 'a' | 'q' | 'c') {
             return format!("{letter}{place}");
         }
-        let pool = event.pool.map_or(String::new(), |pool| pool.to_string());
+        let pool = event.pool.map_or(String::new(), |pool| (pool.0 - 1).to_string());
         format!("{letter}{place}:{}:{}:{pool}", event.size, event.stream)
     }
 }
