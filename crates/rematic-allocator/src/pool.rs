@@ -1,0 +1,94 @@
+//! Free blocks of one pool, per stream, in the order in which they are tried.
+
+use crate::block::BlockId;
+use crate::private::PoolId;
+
+/// A free block by what it is chosen for: its size, then its address.
+///
+/// Torch breaks ties by the order in which segments were made and then by address; as addresses here only grow, the address
+/// says both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Free {
+    pub(crate) size: u64,
+    pub(crate) address: u64,
+    pub(crate) block: BlockId,
+}
+
+/// The free blocks of a stream in a pool.
+#[derive(Clone, Debug)]
+pub(crate) struct Lane {
+    pub(crate) stream: u64,
+    /// By size and address. A sorted vector: a step has tens to hundreds of free blocks, and moving them is faster than
+    /// following the nodes of a tree.
+    pub(crate) free: Vec<Free>,
+    /// Addresses of expandable segments without memory behind them, by address.
+    pub(crate) unmapped: Vec<(u64, BlockId)>,
+}
+
+impl Lane {
+    /// The place of the smallest free block with at least this size.
+    pub(crate) fn fitting(&self, size: u64) -> usize {
+        self.free.partition_point(|free| free.size < size)
+    }
+
+    pub(crate) fn insert(&mut self, free: Free) {
+        let at = self.free.partition_point(|other| (other.size, other.address) < (free.size, free.address));
+        self.free.insert(at, free);
+    }
+
+    pub(crate) fn remove(&mut self, size: u64, address: u64) {
+        let at = self.free.partition_point(|other| (other.size, other.address) < (size, address));
+        if self.free.get(at).is_some_and(|free| free.address == address && free.size == size) {
+            self.free.remove(at);
+        }
+    }
+
+    pub(crate) fn insert_unmapped(&mut self, address: u64, block: BlockId) {
+        let at = self.unmapped.partition_point(|&(other, _)| other < address);
+        self.unmapped.insert(at, (address, block));
+    }
+
+    pub(crate) fn remove_unmapped(&mut self, address: u64) {
+        self.unmapped.retain(|&(other, _)| other != address);
+    }
+}
+
+/// A pool of small or of large blocks.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    pub(crate) is_small: bool,
+    /// The private pool that it belongs to.
+    pub(crate) owner: Option<PoolId>,
+    /// By stream.
+    pub(crate) lanes: Vec<Lane>,
+    /// How often a block was looked for, counted while garbage is collected.
+    pub(crate) searches: u64,
+}
+
+impl Pool {
+    pub(crate) fn new(is_small: bool, owner: Option<PoolId>) -> Self {
+        Pool { is_small, owner, lanes: Vec::new(), searches: 0 }
+    }
+
+    /// The place of a stream's blocks; there is one from now on.
+    pub(crate) fn lane(&mut self, stream: u64) -> usize {
+        match self.lanes.iter().position(|lane| lane.stream >= stream) {
+            Some(at) if self.lanes[at].stream == stream => at,
+            found => {
+                let at = found.unwrap_or(self.lanes.len());
+                self.lanes.insert(at, Lane { stream, free: Vec::new(), unmapped: Vec::new() });
+                at
+            }
+        }
+    }
+
+    pub(crate) fn lane_mut(&mut self, stream: u64) -> &mut Lane {
+        let at = self.lane(stream);
+        &mut self.lanes[at]
+    }
+
+    /// All free blocks, in the order of torch's set.
+    pub(crate) fn free(&self) -> impl DoubleEndedIterator<Item = &Free> {
+        self.lanes.iter().flat_map(|lane| &lane.free)
+    }
+}
