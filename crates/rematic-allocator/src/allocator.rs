@@ -20,7 +20,7 @@ pub struct Allocation {
 
 impl Allocation {
     /// What a request for nothing gets: no memory, and nothing to free.
-    const NOTHING: Allocation = Allocation { block: BlockId::NONE, generation: 0 };
+    pub const NOTHING: Allocation = Allocation { block: BlockId::NONE, generation: 0 };
 }
 
 /// A request on its way to a block.

@@ -1,0 +1,186 @@
+use rematic_allocator::{Allocation, AllocatorError, Counters, Device, Settings};
+use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId, Table};
+
+use crate::scratch::{Scratch, Use};
+use crate::{Action, BufferId, Ledger, Observer, Ran, Schedule};
+
+/// How often a step is run: the second finds the optimizer's state, the third also finds the segments as the second left them.
+const STEPS: usize = 3;
+
+/// What PyTorch's caching allocator takes from the device in the first steps of training.
+#[derive(Clone, Debug)]
+pub struct Reserved {
+    /// Its counters when the last step is over.
+    pub counters: Counters,
+}
+
+impl Reserved {
+    /// Runs a step several times through the allocator, from a model that has just been made.
+    ///
+    /// # Errors
+    /// If the device has not enough memory.
+    pub fn new(
+        trace: &StepTrace,
+        schedule: &Schedule<'_>,
+        settings: Settings,
+        device: Device,
+        scratch: &Scratch,
+    ) -> Result<Self, AllocatorError> {
+        let mut occupancy = Occupancy {
+            trace,
+            scratch,
+            allocator: rematic_allocator::Allocator::new(settings, device),
+            blocks: Table::new(schedule.start().buffers(), Allocation::NOTHING),
+            has_state: false,
+            taken: Vec::new(),
+            into: None,
+            failed: None,
+        };
+        for category in [Category::Parameter, Category::Buffer, Category::Other] {
+            occupancy.take_before(category, schedule.start());
+        }
+        for _ in 0..STEPS {
+            occupancy.allocator.reset_peaks();
+            let end = schedule.replay(&mut occupancy);
+            occupancy.hand_over(&end);
+            if let Some(error) = occupancy.failed {
+                return Err(error);
+            }
+        }
+        Ok(Reserved { counters: *occupancy.allocator.counters() })
+    }
+}
+
+struct Occupancy<'a> {
+    trace: &'a StepTrace,
+    scratch: &'a Scratch,
+    allocator: rematic_allocator::Allocator,
+    /// For every buffer, the block that it has.
+    blocks: Table<BufferId, Allocation>,
+    /// Whether the optimizer has made its state.
+    has_state: bool,
+    /// What the operator that runs has taken for itself so far.
+    taken: Vec<Allocation>,
+    /// The storage in whose block it puts what it returns.
+    into: Option<StorageId>,
+    failed: Option<AllocatorError>,
+}
+
+impl Occupancy<'_> {
+    fn take_before(&mut self, category: Category, start: &Ledger) {
+        for (id, storage) in self.trace.storages().entries() {
+            if storage.birth.is_none() && storage.category == category && start.is_alive(id) {
+                self.alloc(id.into(), start.footprint(id));
+            }
+        }
+    }
+
+    fn alloc(&mut self, buffer: BufferId, bytes: Bytes) {
+        if self.blocks.len() <= buffer.index() {
+            // Copies are there only under a plan.
+            self.blocks.items_mut().resize(buffer.index() + 1, Allocation::NOTHING);
+        }
+        let block = match self.into.take() {
+            Some(storage) => std::mem::replace(&mut self.blocks[BufferId::from(storage)], Allocation::NOTHING),
+            None => self.take(bytes.0, 0),
+        };
+        self.blocks[buffer] = block;
+    }
+
+    fn take(&mut self, bytes: u64, stream: u64) -> Allocation {
+        match self.allocator.alloc(bytes, stream) {
+            Ok(block) => block,
+            Err(error) => {
+                self.failed.get_or_insert(error);
+                Allocation::NOTHING
+            }
+        }
+    }
+
+    fn give_back(&mut self, block: Allocation) {
+        if let Err(error) = self.allocator.free(block) {
+            self.failed.get_or_insert(error);
+        }
+    }
+
+    fn launch(&mut self, ran: Ran, ledger: &Ledger) {
+        let op = self.trace.op(ran.op);
+        if op.phase == Phase::Optimizer && !self.has_state {
+            self.has_state = true;
+            for (id, storage) in self.trace.storages().entries() {
+                if storage.birth.is_none() && storage.category == Category::Optimizer && ledger.is_alive(id) {
+                    self.alloc(id.into(), ledger.footprint(id));
+                }
+            }
+        }
+        self.into = self.scratch.accumulates(ran.op);
+        let uses = self.scratch.of(ran.op);
+        let before = uses.iter().position(|each| *each == Use::Outputs).unwrap_or(0);
+        self.follow(&uses[..before]);
+    }
+
+    fn ran(&mut self, ran: Ran) {
+        let uses = self.scratch.of(ran.op);
+        let before = uses.iter().position(|each| *each == Use::Outputs).unwrap_or(0);
+        self.follow(&uses[before..]);
+        self.taken.clear();
+    }
+
+    fn follow(&mut self, uses: &[Use]) {
+        for each in uses {
+            match *each {
+                Use::Take(bytes) => {
+                    let block = self.take(bytes, 0);
+                    self.taken.push(block);
+                }
+                Use::Give(back) => {
+                    let at = self.taken.len().checked_sub(back + 1);
+                    if let Some(block) = at.map(|at| std::mem::replace(&mut self.taken[at], Allocation::NOTHING)) {
+                        self.give_back(block);
+                    }
+                }
+                Use::Outputs => {}
+            }
+        }
+    }
+
+    /// What a step leaves, the next one finds.
+    fn hand_over(&mut self, end: &Ledger) {
+        let mut left: Vec<(Bytes, Allocation)> = Vec::new();
+        for (id, storage) in self.trace.storages().entries() {
+            if storage.birth.is_some() && end.is_alive(id) {
+                let block = std::mem::replace(&mut self.blocks[BufferId::from(id)], Allocation::NOTHING);
+                left.push((end.footprint(id), block));
+            }
+        }
+        for (id, storage) in self.trace.storages().entries() {
+            let gone = storage.birth.is_none() && self.blocks[BufferId::from(id)] == Allocation::NOTHING;
+            if let Some(at) = left.iter().position(|(bytes, _)| gone && *bytes == end.footprint(id)) {
+                self.blocks[BufferId::from(id)] = left.remove(at).1;
+            }
+        }
+        for (_, block) in left {
+            self.give_back(block);
+        }
+    }
+}
+
+impl Observer for Occupancy<'_> {
+    fn observe(&mut self, action: Action, ledger: &Ledger) {
+        match action {
+            Action::Launch(ran) => self.launch(ran, ledger),
+            Action::Run(ran) => self.ran(ran),
+            Action::Alloc(buffer) => self.alloc(buffer, ledger.footprint(buffer)),
+            Action::Free(buffer) => {
+                let block = self.blocks.get_mut(buffer).map(|block| std::mem::replace(block, Allocation::NOTHING));
+                self.give_back(block.unwrap_or(Allocation::NOTHING));
+            }
+            Action::Shrink(buffer, _) => {
+                let block = std::mem::replace(&mut self.blocks[buffer], Allocation::NOTHING);
+                self.give_back(block);
+                self.alloc(buffer, ledger.footprint(buffer));
+            }
+            _ => {}
+        }
+    }
+}

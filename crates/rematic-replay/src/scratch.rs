@@ -1,0 +1,145 @@
+//! What kernels take for themselves while they run, besides what they return.
+//!
+//! No dispatch mode sees these blocks; PyTorch takes them from its caching allocator inside of an operator. Each rule is that
+//! of PyTorch 2.15's CUDA code, measured operator by operator on its real allocator (`tests/allocator/scratch.py`).
+
+mod attention;
+mod embedding;
+mod gemm;
+mod reduction;
+
+use std::ops::Range;
+
+use rematic_trace::{Layout, OpId, Phase, StepTrace, StorageId, Table, Tensor};
+
+/// What the kernels that a GPU picks depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Architecture {
+    /// Its compute capability: 80 for an A100, 90 for an H100.
+    pub capability: u32,
+    /// How many multiprocessors it has.
+    pub processors: u32,
+}
+
+/// One thing that an operator does with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Takes a block of so many bytes.
+    Take(u64),
+    /// Gives back the block that was taken so many takes ago: 0 is the last one.
+    Give(usize),
+    /// Takes its outputs.
+    Outputs,
+}
+
+/// What all operators of a step take for themselves.
+#[derive(Clone, Debug)]
+pub struct Scratch {
+    uses: Vec<Use>,
+    of_op: Table<OpId, Range<u32>>,
+    accumulates: Table<OpId, Option<StorageId>>,
+}
+
+impl Scratch {
+    /// Looks at every operator once.
+    #[must_use]
+    pub fn new(trace: &StepTrace, architecture: Architecture) -> Self {
+        let mut scratch =
+            Scratch { uses: Vec::new(), of_op: trace.ops().filled(0..0), accumulates: trace.ops().filled(None) };
+        let rules: Table<_, Option<Rule>> = trace.names().iter().map(|name| rule(name)).collect();
+        for (id, op) in trace.ops().entries() {
+            let Some(rule) = rules[op.name] else { continue };
+            let layouts =
+                |tensors: &[Tensor]| tensors.iter().map(|tensor| trace.layout_of(*tensor)).collect::<Vec<_>>();
+            let call = Call { inputs: layouts(trace.inputs(op)), outputs: layouts(trace.outputs(op)), architecture };
+            let start = as_u32(scratch.uses.len());
+            rule(&call, &mut scratch.uses);
+            scratch.of_op[id] = start..as_u32(scratch.uses.len());
+        }
+        scratch.find_accumulations(trace);
+        scratch
+    }
+
+    /// What an operator does; nothing if it only takes its outputs.
+    #[must_use]
+    pub fn of(&self, op: OpId) -> &[Use] {
+        let Range { start, end } = self.of_op.get(op).cloned().unwrap_or(0..0);
+        &self.uses[start as usize..end as usize]
+    }
+
+    /// The storage that an operator of autograd adds to in place, where a dispatch mode sees it make a new one.
+    #[must_use]
+    pub fn accumulates(&self, op: OpId) -> Option<StorageId> {
+        self.accumulates.get(op).copied().flatten()
+    }
+
+    /// Autograd adds a second gradient to the first in place, if nothing else refers to that one; only while somebody
+    /// watches, it makes a new tensor.
+    fn find_accumulations(&mut self, trace: &StepTrace) {
+        let mut last = None;
+        for event in trace.events() {
+            match *event {
+                rematic_trace::Event::Op(op) => last = Some(op),
+                rematic_trace::Event::Drop(storage) => {
+                    let Some(id) = last else { continue };
+                    let op = trace.op(id);
+                    if op.phase != Phase::Backward || trace.op_name(op) != "add.Tensor" {
+                        continue;
+                    }
+                    let (&[first, second], &[output]) = (trace.inputs(op), trace.outputs(op)) else { continue };
+                    let alike = |tensor: Tensor| {
+                        tensor.storage == storage
+                            && tensor.layout == output.layout
+                            && trace.storages()[storage].bytes == trace.storages()[output.storage].bytes
+                    };
+                    let is_new = trace.storages()[output.storage].birth == Some(id);
+                    // The first of the two, if both go.
+                    let better = self.accumulates[id].is_none() || storage == first.storage;
+                    if is_new && better && (alike(first) || alike(second)) {
+                        self.accumulates[id] = Some(storage);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// An operator with the layouts of what it reads and returns.
+pub(crate) struct Call<'a> {
+    inputs: Vec<&'a Layout>,
+    outputs: Vec<&'a Layout>,
+    architecture: Architecture,
+}
+
+impl Call<'_> {
+    fn input(&self, index: usize) -> Option<&Layout> {
+        self.inputs.get(index).copied()
+    }
+}
+
+type Rule = fn(&Call<'_>, &mut Vec<Use>);
+
+fn rule(name: &str) -> Option<Rule> {
+    let operator = name.split_once('.').map_or(name, |(operator, _)| operator);
+    Some(match operator {
+        "mm" | "bmm" | "baddbmm" | "dot" | "mv" | "vdot" => gemm::product,
+        "addmm" => gemm::with_bias,
+        "_scaled_dot_product_flash_attention" | "_flash_attention_forward" => attention::flash,
+        "_scaled_dot_product_flash_attention_backward" | "_flash_attention_backward" => attention::flash_backward,
+        "_scaled_dot_product_efficient_attention_backward" | "_efficient_attention_backward" => {
+            attention::efficient_backward
+        }
+        "embedding_dense_backward" => embedding::backward,
+        "sum" | "mean" | "nansum" | "amax" | "amin" | "any" | "all" | "linalg_vector_norm" => reduction::reduce,
+        _ => return None,
+    })
+}
+
+fn bytes(layout: &Layout) -> u64 {
+    layout.elements().saturating_mul(layout.dtype.size())
+}
+
+fn as_u32(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
+}
