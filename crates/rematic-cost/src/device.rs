@@ -114,6 +114,10 @@ pub struct Device {
     pub peaks: Peaks,
     /// Memory size.
     pub memory: Bytes,
+    /// What of it PyTorch sees.
+    pub usable: Bytes,
+    /// Its CUDA compute capability (80 for 8.0) and number of multiprocessors, if both are known.
+    pub chip: Option<(u32, u32)>,
     /// Memory bandwidth.
     pub dram: GbPerSecond,
     /// Bandwidth to the other devices of the node, one direction.

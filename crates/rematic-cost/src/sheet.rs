@@ -55,6 +55,9 @@ struct DeviceRow {
     product: Text,
     tflops: PeaksRow,
     memory_gb: Positive,
+    usable_gib: Option<Positive>,
+    capability: Option<Count>,
+    processors: Option<Count>,
     dram_gb_per_s: Positive,
     link_gb_per_s: Option<Positive>,
     pcie: Option<Generation>,
@@ -94,6 +97,15 @@ impl DeviceRow {
         if self.memory_gb.0 > MOST_MEMORY_GB {
             return Err(("memory_gb", "is too large; write a number of GB above 0 and at most 1000000"));
         }
+        let (memory, gib) = (bytes_of_gb(self.memory_gb.0), f64::from(1 << 30) / 1e9);
+        let usable = self.usable_gib.map_or(memory, |usable| bytes_of_gb(usable.0.min(2.0 * MOST_MEMORY_GB) * gib));
+        // A maker's GB is at most a GiB.
+        if usable.0 as f64 > memory.0 as f64 * gib {
+            return Err(("usable_gib", "is larger than `memory_gb`; write what PyTorch's out-of-memory messages name"));
+        }
+        if self.capability.is_some() != self.processors.is_some() {
+            return Err(("capability", "and `processors` belong together; write both, or neither"));
+        }
         if self.matmul_efficiency.is_some_and(|share| share.0 > 1.0) {
             return Err(("matmul_efficiency", "is too large; write a share above 0 and at most 1"));
         }
@@ -113,7 +125,9 @@ impl DeviceRow {
             name: self.name.0,
             product: self.product.0,
             peaks: self.tflops.into(),
-            memory: bytes_of_gb(self.memory_gb.0),
+            memory,
+            usable,
+            chip: self.capability.zip(self.processors).map(|(capability, processors)| (capability.0, processors.0)),
             dram: GbPerSecond(self.dram_gb_per_s.0),
             link: self.link_gb_per_s.map(|bandwidth| GbPerSecond(bandwidth.0)),
             host_link,
@@ -197,6 +211,18 @@ impl<'de> Deserialize<'de> for Generation {
     }
 }
 
+/// A number of things, above 0.
+#[derive(Clone, Copy)]
+struct Count(u32);
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let number = i64::deserialize(deserializer)?;
+        let count = u32::try_from(number).ok().filter(|count| (1..=100_000).contains(count));
+        count.map(Count).ok_or_else(|| D::Error::custom(format!("is {number}; write a whole number from 1 to 100000")))
+    }
+}
+
 /// A text that is not empty.
 struct Text(String);
 
@@ -231,9 +257,12 @@ struct Field(String);
 
 impl<'de> Deserialize<'de> for Field {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        const FIGURES: [&str; 8] = [
+        const FIGURES: [&str; 11] = [
             "tflops",
             "memory_gb",
+            "usable_gib",
+            "capability",
+            "processors",
             "dram_gb_per_s",
             "link_gb_per_s",
             "pcie",

@@ -41,11 +41,13 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Looks at every operator once.
+    /// Looks at every operator once. Of a card of which nothing is known, kernels take nothing for themselves.
     #[must_use]
-    pub fn new(trace: &StepTrace, architecture: Architecture) -> Self {
+    pub fn new(trace: &StepTrace, architecture: Option<Architecture>) -> Self {
         let mut scratch =
             Scratch { uses: Vec::new(), of_op: trace.ops().filled(0..0), accumulates: trace.ops().filled(None) };
+        scratch.find_accumulations(trace);
+        let Some(architecture) = architecture else { return scratch };
         let rules: Table<_, Option<Rule>> = trace.names().iter().map(|name| rule(name)).collect();
         for (id, op) in trace.ops().entries() {
             let Some(rule) = rules[op.name] else { continue };
@@ -56,7 +58,6 @@ impl Scratch {
             rule(&call, &mut scratch.uses);
             scratch.of_op[id] = start..as_u32(scratch.uses.len());
         }
-        scratch.find_accumulations(trace);
         scratch
     }
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
+use crate::memory::Memory;
 use crate::residents;
 use crate::shorten::{Shorten, unbroken};
 use crate::sparkline;
@@ -35,12 +36,18 @@ pub struct StatsReport<'a> {
     pub stats: &'a StepStats,
     /// The device that the time is for.
     pub device: &'a Device,
+    /// What it takes of the device; not for steps on the CPU.
+    pub memory: Option<&'a Memory>,
 }
 
 #[derive(Serialize)]
 struct Json<'a> {
     baseline: Baseline,
     peak: JsonPeak<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<&'a Memory>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fits: Option<bool>,
     order: JsonOrder,
     modules: &'a [ModuleStats],
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,6 +118,8 @@ impl StatsReport<'_> {
                     phase: peak.at.map(|at| at.phase),
                 },
             },
+            memory: self.memory,
+            fits: self.memory.map(Memory::fits),
             order: JsonOrder {
                 fw_pre_order: names(&orders.fw_pre),
                 fw_post_order: names(&orders.fw_post),
@@ -206,6 +215,9 @@ impl StatsReport<'_> {
 
     /// Whether the device has memory enough.
     fn fit(&self, style: Style) -> String {
+        if let Some(memory) = self.memory {
+            return memory.text(self.device, style);
+        }
         let peak = self.timeline.peak().total();
         let Device { product, memory, .. } = self.device;
         let (lead, head, tail) = if peak <= *memory {

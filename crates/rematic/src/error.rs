@@ -1,6 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use rematic_allocator::SettingsError;
 use rematic_cost::CostError;
 use rematic_fake::FakeError;
 use rematic_plan::{DocumentError, PlanError};
@@ -26,6 +27,9 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
+    /// The allocator's settings are none.
+    #[error("{option}: {0}", option = Opt("alloc-conf"))]
+    Settings(#[from] SettingsError),
     /// A plan file cannot be used.
     #[error(transparent)]
     Document(#[from] DocumentError),

@@ -31,6 +31,7 @@ pub use error::Error;
 pub use milp::{MilpAnswer, replay_milp};
 pub use page::{PageAnswer, PageOptions};
 pub use planning::{CurveAnswer, MilpSettings, PlanAnswer, Planner};
+pub use rematic_allocator::{Settings, SettingsError};
 pub use rematic_cost::{CostError, CostRule, CostTable, Costs, Device, Devices, Measured, Signature, Signatures};
 pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
@@ -40,7 +41,7 @@ pub use rematic_plan::{
 };
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
-    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, MilpReport, PlanReport, SavedPage, SavedReport,
+    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, Memory, MilpReport, PlanReport, SavedPage, SavedReport,
     StatsReport, Style, devices_json, devices_text, models_json, models_text, plan_html, plan_python, timeline_csv,
     trace_html, variants_html, variants_text, visible,
 };
@@ -51,7 +52,7 @@ pub use rematic_torch::{
 pub use rematic_trace::{Bytes, Category, DeviceKind, Dtype, FileError, Millis, Origin, Phase, StepTrace, Verdict};
 pub use source::Source;
 pub use study::Study;
-pub use target::{CostSource, Target};
+pub use target::{CONTEXT, CostSource, Target};
 
 /// Write a model of your own: tensors, modules, and the step.
 pub mod fake {

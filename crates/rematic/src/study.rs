@@ -5,7 +5,7 @@ use rematic_cost::Costs;
 use rematic_layout::even_shards;
 use rematic_plan::{Explanation, Limits, PlanDocument, PlanError, Problem, Solution};
 use rematic_replay::{Allocator, Timeline};
-use rematic_report::StatsReport;
+use rematic_report::{Memory, StatsReport};
 use rematic_torch::StepStats;
 use rematic_trace::{Bytes, Millis, StepTrace};
 
@@ -23,6 +23,7 @@ pub struct Study {
     pub(crate) limits: Limits,
     problem: OnceLock<Problem>,
     statistics: OnceLock<Statistics>,
+    memory: OnceLock<Option<Memory>>,
 }
 
 /// What is said of every module of the whole step.
@@ -45,8 +46,8 @@ impl Study {
         };
         let costs = Arc::new(target.costs(&trace)?);
         let limits = Limits { allocator: target.allocator(&trace), ..limits };
-        let (problem, statistics) = (OnceLock::new(), OnceLock::new());
-        Ok(Study { target, whole, trace, costs, limits, problem, statistics })
+        let (problem, statistics, memory) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Ok(Study { target, whole, trace, costs, limits, problem, statistics, memory })
     }
 
     /// A step whose statistics are wanted. Torch's tools see calls through module hooks; where times are not torch's, whole
@@ -109,7 +110,15 @@ impl Study {
     #[must_use]
     pub fn stats(&self) -> StatsReport<'_> {
         let Statistics { timeline, stats } = self.statistics();
-        StatsReport { trace: &self.whole, timeline, costs: &self.costs, stats, device: &self.target.device }
+        let (device, memory) = (&self.target.device, self.memory());
+        StatsReport { trace: &self.whole, timeline, costs: &self.costs, stats, device, memory }
+    }
+
+    /// What the step of one rank takes of the device; nothing for a step on the CPU.
+    #[must_use]
+    pub fn memory(&self) -> Option<&Memory> {
+        let made = || (self.allocator() == Allocator::Cuda).then(|| self.target.memory(&self.trace));
+        self.memory.get_or_init(made).as_ref()
     }
 
     pub(crate) fn statistics(&self) -> &Statistics {

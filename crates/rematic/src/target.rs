@@ -1,7 +1,9 @@
 use std::path::Path;
 
+use rematic_allocator::{Device as Card, Settings};
 use rematic_cost::{CostRule, CostTable, Costs, Device, Devices};
-use rematic_replay::Allocator;
+use rematic_replay::{Allocator, Architecture, Ledger, Reserved, Schedule, Scratch};
+use rematic_report::Memory;
 use rematic_trace::{Bytes, DeviceKind, StepTrace};
 
 use crate::error::Error;
@@ -31,6 +33,13 @@ impl CostSource {
     }
 }
 
+/// What the CUDA context and libraries take beside PyTorch's allocator. Out-of-memory messages of an L40S (Wan2.1's issue 205) and an
+/// L40 (Qwen3-VL's 2097) leave 0.48 and 0.49 GiB; other cards and versions take between 0.4 and 0.9.
+pub const CONTEXT: Bytes = Bytes(512 << 20);
+
+/// More than any device has.
+const UNLIMITED: Bytes = Bytes(1 << 50);
+
 /// What a step is for: a device, where times come from, and how memory is counted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
@@ -42,6 +51,8 @@ pub struct Target {
     pub allocator: Option<Allocator>,
     /// Among how many ranks parameters, gradients and optimizer state are spread evenly.
     pub ranks: u64,
+    /// How PyTorch's caching allocator is set: `PYTORCH_CUDA_ALLOC_CONF`.
+    pub settings: Settings,
 }
 
 impl Target {
@@ -54,7 +65,13 @@ impl Target {
         if let Some(file) = device_file {
             devices.extend_from(file)?;
         }
-        Ok(Target { device: devices.find(name)?.clone(), cost, allocator: None, ranks: 1 })
+        Ok(Target {
+            device: devices.find(name)?.clone(),
+            cost,
+            allocator: None,
+            ranks: 1,
+            settings: Settings::default(),
+        })
     }
 
     /// What the step's operators cost there.
@@ -73,6 +90,35 @@ impl Target {
     pub fn budget_warning(&self, budget: Bytes) -> Option<String> {
         let Device { product, memory, .. } = &self.device;
         (budget > *memory).then(|| format!("the budget of {budget} is larger than the memory of {product}, {memory}"))
+    }
+
+    /// What a step takes of the device, in its first iterations.
+    ///
+    /// Where PyTorch's allocator wants more than there is, it empties its cache and tries again, as it does on the device.
+    #[must_use]
+    pub fn memory(&self, trace: &StepTrace) -> Memory {
+        let architecture = self.device.chip.map(|(capability, processors)| Architecture { capability, processors });
+        let scratch = Scratch::new(trace, architecture);
+        let start = Ledger::new(trace, Allocator::Cuda);
+        let schedule = Schedule::plain(trace, &start);
+        let on = |memory: Bytes| {
+            Reserved::new(trace, &schedule, self.settings.clone(), Card::with_memory(memory.0), &scratch)
+        };
+        let there = self.device.usable.saturating_sub(CONTEXT);
+        let (found, fits) = match on(there) {
+            Ok(found) => (Some(found), true),
+            Err(_) => (on(UNLIMITED).ok(), false),
+        };
+        let (allocated, reserved, retries) = found.map_or((u64::MAX, u64::MAX, 0), |found| {
+            (found.counters.allocated.peak, found.counters.reserved.peak, found.counters.retries)
+        });
+        Memory {
+            allocated: Bytes(allocated),
+            reserved: Bytes(reserved),
+            context: CONTEXT,
+            usable: self.device.usable,
+            retries: fits.then_some(retries),
+        }
     }
 
     /// How the step's memory is rounded: as asked for, or else as the step itself says.

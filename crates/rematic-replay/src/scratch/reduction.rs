@@ -9,11 +9,18 @@ use super::{Call, Use};
 
 const WARP: u64 = 32;
 const THREADS: u64 = 512;
-const THREADS_PER_PROCESSOR: u64 = 2048;
 const FEWEST_VALUES: u64 = 16;
 const MOST_VALUES: u64 = 256;
 /// Values that a thread reads or writes at once.
 const VECTOR: u64 = 4;
+/// Threads that a multiprocessor runs at once, by compute capability.
+fn threads_per_processor(capability: u32) -> u64 {
+    match capability {
+        75 => 1024,
+        86 | 87 | 89 | 120 | 121 => 1536,
+        _ => 2048,
+    }
+}
 /// Numbers are added up in 32 bits, or in what they have if that is more.
 fn accumulator(layout: &Layout) -> u64 {
     layout.dtype.size().max(4)
@@ -22,7 +29,8 @@ fn accumulator(layout: &Layout) -> u64 {
 pub(super) fn reduce(call: &Call<'_>, uses: &mut Vec<Use>) {
     let (Some(input), Some(output)) = (call.input(0), call.outputs.first()) else { return };
     let Some(shape) = Shape::new(input, output) else { return };
-    if let Some((staging, semaphores)) = shape.staging(accumulator(input), u64::from(call.architecture.processors)) {
+    let threads = u64::from(call.architecture.processors) * threads_per_processor(call.architecture.capability);
+    if let Some((staging, semaphores)) = shape.staging(accumulator(input), threads) {
         uses.extend([Use::Outputs, Use::Take(staging), Use::Take(semaphores), Use::Give(0), Use::Give(1)]);
     }
 }
@@ -58,13 +66,13 @@ impl Shape {
         // The innermost dimension that is kept must be a multiple of what a thread takes, and all others must lie so.
         let row = dims().filter(|((_, stride), kept)| **kept && Some(**stride) == left).map(|((extent, _), _)| *extent);
         let strides = dims().map(|((_, stride), _)| *stride).filter(|stride| *stride != 1);
-        let vector = row.chain(strides).fold(VECTOR, |vector, size| largest_divisor(vector, size));
+        let vector = row.chain(strides).fold(VECTOR, largest_divisor);
         let vector = if left == Some(1) && !along_fastest { vector } else { 1 };
         Some(Shape { outputs, inputs_per_output: elements / outputs, along_fastest, is_flat, vector })
     }
 
     /// The bytes for what the thread blocks have so far, and those of their semaphores.
-    fn staging(&self, accumulator: u64, processors: u64) -> Option<(u64, u64)> {
+    fn staging(&self, accumulator: u64, threads: u64) -> Option<(u64, u64)> {
         let (mut across, down) = if self.along_fastest {
             (self.inputs_per_output, self.outputs)
         } else {
@@ -85,7 +93,7 @@ impl Shape {
         } else {
             outputs_per_block *= height;
         }
-        let target = processors * (THREADS_PER_PROCESSOR / (width * height));
+        let target = threads / (width * height);
         let grid = (self.outputs / self.vector).div_ceil(outputs_per_block);
         if !splits || values(step) < MOST_VALUES || grid > target {
             return None;

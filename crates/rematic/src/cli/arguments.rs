@@ -239,6 +239,9 @@ impl LimitArguments {
 pub(crate) struct StatsArguments {
     #[command(flatten)]
     pub(crate) step: StepArguments,
+    /// Settings of PyTorch's caching allocator, as in PYTORCH_CUDA_ALLOC_CONF.
+    #[arg(long, value_name = "SETTINGS", default_value = "", hide_default_value = true)]
+    pub(crate) alloc_conf: String,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -78,7 +78,8 @@ fn trace(arguments: &TraceArguments) -> Result<String, Failure> {
 }
 
 fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
-    let target = arguments.step.target()?;
+    let settings = arguments.alloc_conf.parse().map_err(Error::from)?;
+    let target = Target { settings, ..arguments.step.target()? };
     let study = Study::of_calls(read(&arguments.step.source)?, target)?;
     let report = study.stats();
     Ok(if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) })
