@@ -120,6 +120,8 @@ impl OptimizerState {
         in_place(tape, "_foreach_div_.ScalarList", &roots, &[]);
         in_place(tape, "_foreach_add_.Scalar", &roots, &[]);
         in_place(tape, "_foreach_addcdiv_.ScalarList", parameters, &[first, &roots]);
+        // Python lets go of a list from its end.
+        roots.into_iter().rev().for_each(drop);
     }
 
     /// `optimizer.zero_grad()`.
