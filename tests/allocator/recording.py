@@ -10,11 +10,12 @@ A request is a tuple, and a line of a recording; blocks are named by the number 
     b POOL, n POOL       use_mem_pool begins, ends
     x POOL               the pool's object goes
 
-After a bar come the events: `a`, `q` (free_requested), `c` (free_completed), `S`, `F`, `M`, `U` (segment_alloc, _free, _map,
-_unmap) and `O` (oom), with the address in units of 512 bytes from the first one on; for segments also size, stream and
-pool, for `O` the free memory and the rounded size. A line that ends with `f BLOCK` has the two usual events. `+BYTES` is what
-a block has beyond the request rounded up to 512: a tail that was not split off, or coarser rounding. Allocated and reserved
-bytes after every line follow from that; they are compared with `memory_stats` while recording.
+After a bar come the events: `a`, `q` (free_requested), `c` (free_completed), `S`, `F`, `M`, `U` (segment_alloc,
+_free, _map, _unmap) and `O` (oom), with the address in units of 512 bytes from the first one on; for segments also
+size, stream and pool, for `O` the free memory and the rounded size. A line that ends with `f BLOCK` has the two usual
+events. `+BYTES` is what a block has beyond the request rounded up to 512: a tail that was not split off, or coarser
+rounding. Allocated and reserved bytes after every line follow from that; they are compared with `memory_stats` while
+recording.
 """
 import gc
 import os
@@ -24,6 +25,11 @@ import torch
 LETTERS = {"alloc": "a", "free_requested": "q", "free_completed": "c", "segment_alloc": "S", "segment_free": "F",
            "segment_map": "M", "segment_unmap": "U", "oom": "O"}
 GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+def history():
+    """All that the allocator did since it was asked to record."""
+    return [entry for entry in torch.cuda.memory._snapshot()["device_traces"][0] if entry["action"] in LETTERS]
 
 
 class Driver:
@@ -99,7 +105,7 @@ class Driver:
 
     def text(self):
         """The recording: each request with its events."""
-        events = [e for e in torch.cuda.memory._snapshot()["device_traces"][0] if e["action"] in LETTERS]
+        events = history()
         base = next((e["addr"] for e in events if e["action"] in GROWS), 0)
         by_request = [[] for _ in self.answers]
         for entry in events:
@@ -121,9 +127,9 @@ class Driver:
 
 
 def record(settings, total, requests):
-    """The recording of requests, of which some may depend on what is alive: they are asked for one by one."""
+    """The recording of requests, and the history. A request may depend on what came of those before."""
     gc.disable()
     driver = Driver(settings, total)
     for request in requests(driver):
         driver.send(request)
-    return driver.text()
+    return driver.text(), history()

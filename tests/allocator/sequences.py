@@ -9,9 +9,8 @@ import random
 import sys
 import traceback
 
-import torch
-
 import recording
+import torch
 
 MIB = 1 << 20
 
@@ -27,8 +26,8 @@ def settings(rng):
     if rng.random() < 0.25:
         chosen["max_non_split_rounding_mb"] = rng.choice([large, large + 7, 100, 1000])
     if rng.random() < 0.3:
-        chosen["roundup_power2_divisions"] = rng.choice(
-            ["1", "2", "4", "8", "16", "[1:8,4:4,16:2,>:1]", "[256:1,512:2,1024:4,>:8]", "[2:2,64:16]", "[>:4]", "[8:0,>:2]"])
+        lists = ["[1:8,4:4,16:2,>:1]", "[256:1,512:2,1024:4,>:8]", "[2:2,64:16]", "[>:4]", "[8:0,>:2]"]
+        chosen["roundup_power2_divisions"] = rng.choice(["1", "2", "4", "8", "16", *lists])
     fraction = rng.random() < 0.4
     if fraction:
         chosen["per_process_memory_fraction"] = rng.choice([0.9, 0.5, 0.333, 0.75, 1.0])
@@ -44,7 +43,8 @@ def settings(rng):
         chosen["throw_on_cudamalloc_oom"] = rng.choice(["True", "False"])
     items = [f"{key}:{value}" for key, value in chosen.items()]
     rng.shuffle(items)
-    return ",".join(items), rng.choice([64, 100, 200, 333, 512, 1000, 2048, 4096, 80000]) * MIB + rng.choice([0, 0, 12345])
+    total = rng.choice([64, 100, 200, 333, 512, 1000, 2048, 4096, 80000]) * MIB + rng.choice([0, 0, 12345])
+    return ",".join(items), total
 
 
 def sizes(rng):
@@ -64,20 +64,25 @@ def sizes(rng):
     return lambda: rng.choice(few) if rng.random() < often else any_size()
 
 
-def requests(rng, total, length):
+def requests(rng, total, length, expandable):
     """Requests for memory until about the device's is in use, and frees."""
     size = sizes(rng)
     streams = rng.choice([1, 1, 2, 4])
     target = total * rng.choice([0.3, 0.8, 1.0, 1.3])
+    most_pools = rng.choice([1, 3, 8])
     with_pools, with_uses = rng.random() < 0.4, rng.random() < 0.4
     empties = rng.choice([0, 0.003, 0.01])
 
     def one_by_one(driver):
         alive, open_pools, pools, asked = [], [], 0, 0
+        # Torch 2.15 crashes when a pool of expandable segments goes before the blocks that lie in it.
+        homes, spare = {}, set()
         for _ in range(length):
             dice = rng.random()
-            if with_pools and dice < 0.02 and pools < 3:
-                yield ("p", rng.choice([0, 0, 1, 2]))
+            if with_pools and dice < 0.02 and pools < most_pools:
+                flags = rng.choice([0, 0, 1, 2])
+                spare |= {pools} if flags & 1 else set()
+                yield ("p", flags)
                 pools += 1
             elif with_pools and dice < 0.05 and pools:
                 pool = rng.randrange(pools)
@@ -87,8 +92,9 @@ def requests(rng, total, length):
                 elif driver.pools[pool] is not None and rng.random() < 0.8:
                     open_pools.append(pool)
                     yield ("b", pool)
-                elif driver.pools[pool] is not None and rng.random() < 0.1:
-                    yield ("x", pool)
+                elif driver.pools[pool] is not None and rng.random() < 0.5:
+                    is_used = pool in spare or any(homes[block] == pool for block in alive)
+                    yield ("e",) if expandable and is_used else ("x", pool)
                 else:
                     yield ("e",)
             elif dice > 1 - empties:
@@ -100,6 +106,7 @@ def requests(rng, total, length):
                 yield ("f", block)
             else:
                 yield ("a", size(), rng.randrange(streams))
+                homes[asked] = open_pools[-1] if open_pools else None
                 if driver.blocks[asked] is not None:
                     alive.append(asked)
                 asked += 1
@@ -119,7 +126,8 @@ def main():
             try:
                 rng = random.Random(seed)
                 conf, total = settings(rng)
-                text = recording.record(conf, total, requests(rng, total, length))
+                expandable = "expandable_segments:True" in conf
+                text, _ = recording.record(conf, total, requests(rng, total, length, expandable))
                 with open(f"{place}/{seed:05}.txt", "w") as out:
                     out.write(text)
             except BaseException:

@@ -1,3 +1,5 @@
+use std::collections::HashMap;
+
 use crate::block::{Block, BlockId, Blocks};
 use crate::counters::Counters;
 use crate::device::{Device, Driver};
@@ -5,8 +7,8 @@ use crate::error::{AllocatorError, OutOfMemory, Shortage};
 use crate::events::{Event, EventKind};
 use crate::expandable::Segment;
 use crate::order::PoolSet;
-use crate::pool::Pool;
-use crate::private::{PoolId, PrivatePool, Route};
+use crate::pool::{Free, Lane, Pool};
+use crate::private::{PoolId, PrivatePool};
 use crate::rounding::{EXABYTE, LARGEST_SMALL_BLOCK, SMALLEST_BLOCK, segment_size};
 use crate::settings::Settings;
 use crate::streams::Queue;
@@ -37,6 +39,14 @@ pub(crate) struct Request {
     pub(crate) expandable: bool,
 }
 
+/// A block for a request.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    block: BlockId,
+    /// Where it stands among the free ones: the lane, and the place there. None for a new one.
+    place: Option<(usize, usize)>,
+}
+
 /// PyTorch's CUDA caching allocator for one device.
 #[derive(Clone, Debug)]
 pub struct Allocator {
@@ -52,10 +62,10 @@ pub struct Allocator {
     /// Private pools whose blocks may be used when memory runs out.
     pub(crate) spare: PoolSet,
     /// Where requests go, the last first.
-    pub(crate) routes: Vec<(PoolId, Route)>,
+    pub(crate) routes: Vec<PoolId>,
     pub(crate) segments: Vec<Segment>,
     /// Streams that use a block besides its own.
-    pub(crate) uses: Vec<(BlockId, u64)>,
+    pub(crate) uses: HashMap<BlockId, Vec<u64>>,
     pub(crate) queues: Vec<Queue>,
     pub(crate) counters: Counters,
     /// What `per_process_memory_fraction` allows.
@@ -79,7 +89,7 @@ impl Allocator {
             spare: PoolSet::default(),
             routes: Vec::new(),
             segments: Vec::new(),
-            uses: Vec::new(),
+            uses: HashMap::new(),
             queues: Vec::new(),
             counters: Counters::default(),
             events: None,
@@ -130,13 +140,13 @@ impl Allocator {
         }
         self.process_events();
         let size = self.settings.divisions.round(requested);
-        let pool = self.pool_for(size, stream);
+        let pool = self.pool_for(size);
         let mut request = Request { requested, size, stream, pool, expandable: self.settings.expandable_segments };
-        let id = match self.take_free(&request) {
-            Some(id) => id,
+        let found = match self.find_free(&request) {
+            Some(found) => found,
             None => self.make_block(&mut request)?,
         };
-        Ok(self.hand_out(id, &request))
+        Ok(self.hand_out(found, &request))
     }
 
     /// Gives memory back. It is free for others at once, or when all streams are done with it.
@@ -180,8 +190,8 @@ impl Allocator {
         }
     }
 
-    /// Takes the free block that fits best.
-    fn take_free(&mut self, request: &Request) -> Option<BlockId> {
+    /// The free block that fits best.
+    fn find_free(&mut self, request: &Request) -> Option<Found> {
         let collects = self.collects_garbage();
         let pool = &mut self.pools[request.pool as usize];
         pool.searches += u64::from(collects);
@@ -216,28 +226,27 @@ impl Allocator {
                 return None;
             }
         }
-        pool.lanes[lane].free.remove(at);
-        Some(found.block)
+        Some(Found { block: found.block, place: Some((lane, at)) })
     }
 
     /// A block of new memory, after as much is released as it takes.
-    fn make_block(&mut self, request: &mut Request) -> Result<BlockId, AllocatorError> {
+    fn make_block(&mut self, request: &mut Request) -> Result<Found, AllocatorError> {
         self.collect_garbage()?;
-        if let Some(id) = self.ask_driver(request)? {
-            return Ok(id);
+        if let Some(block) = self.ask_driver(request)? {
+            return Ok(Found { block, place: None });
         }
-        if let Some(id) = self.take_from_spare_pool(request) {
-            return Ok(id);
+        if let Some(found) = self.find_in_spare_pool(request) {
+            return Ok(found);
         }
         if self.release_oversize(request)?
-            && let Some(id) = self.ask_driver(request)?
+            && let Some(block) = self.ask_driver(request)?
         {
-            return Ok(id);
+            return Ok(Found { block, place: None });
         }
         self.release_cached()?;
         self.counters.retries += 1;
         match self.ask_driver(request)? {
-            Some(id) => Ok(id),
+            Some(block) => Ok(Found { block, place: None }),
             None => Err(self.run_out(request).into()),
         }
     }
@@ -269,7 +278,7 @@ impl Allocator {
     }
 
     /// A free block of a private pool that may be used when memory runs out.
-    fn take_from_spare_pool(&mut self, request: &mut Request) -> Option<BlockId> {
+    fn find_in_spare_pool(&mut self, request: &mut Request) -> Option<Found> {
         if self.owner(request.pool).is_some() {
             return None;
         }
@@ -277,28 +286,24 @@ impl Allocator {
         for id in self.spare.iter().collect::<Vec<_>>() {
             let Some(pool) = self.private_pool(id).map(|pool| pool.small + large) else { continue };
             let elsewhere = Request { pool, expandable: false, ..*request };
-            if let Some(id) = self.take_free(&elsewhere) {
+            if let Some(found) = self.find_free(&elsewhere) {
                 *request = elsewhere;
-                return Some(id);
+                return Some(found);
             }
         }
         None
     }
 
     /// Cuts off what is not needed, and hands the rest out.
-    fn hand_out(&mut self, found: BlockId, request: &Request) -> Allocation {
-        let mut id = found;
-        if self.should_split(found, request) {
-            let Block { address, prev, expandable, .. } = self.blocks[found];
-            let mut block = Block::new(address, request.size, request.stream, request.pool);
-            block.expandable = expandable;
-            id = self.blocks.insert(block);
-            self.blocks.splice(id, prev, found);
-            let rest = &mut self.blocks[found];
-            rest.address += request.size;
-            rest.size -= request.size;
-            self.make_free(found);
-        }
+    fn hand_out(&mut self, found: Found, request: &Request) -> Allocation {
+        let id = if self.should_split(found.block, request) {
+            self.split(found, request)
+        } else {
+            if let Some((lane, at)) = found.place {
+                self.pools[request.pool as usize].lanes[lane].free.remove(at);
+            }
+            found.block
+        };
         let block = &mut self.blocks[id];
         block.allocated = true;
         block.requested = request.requested;
@@ -309,6 +314,26 @@ impl Allocator {
         self.counters.requested.increase(request.requested);
         self.record(EventKind::Alloc, address, request.requested, stream, pool);
         Allocation { block: id, generation }
+    }
+
+    /// A new block at the front of a free one, which keeps the rest.
+    fn split(&mut self, found: Found, request: &Request) -> BlockId {
+        let Block { address, prev, expandable, .. } = self.blocks[found.block];
+        let mut block = Block::new(address, request.size, request.stream, request.pool);
+        block.expandable = expandable;
+        let id = self.blocks.insert(block);
+        self.blocks.splice(id, prev, found.block);
+        let pool = &mut self.pools[request.pool as usize];
+        let rest = &mut self.blocks[found.block];
+        rest.address += request.size;
+        rest.size -= request.size;
+        rest.free_since = pool.searches;
+        let free = Free { size: rest.size, address: rest.address, block: found.block };
+        match found.place {
+            Some((lane, at)) => pool.lanes[lane].shrink(at, free),
+            None => pool.lane_mut(request.stream).insert(free),
+        }
+        id
     }
 
     fn should_split(&self, id: BlockId, request: &Request) -> bool {
@@ -327,20 +352,42 @@ impl Allocator {
 
     /// Merges a block that nobody uses with its free neighbours, and puts it among the free ones.
     pub(crate) fn free_block(&mut self, id: BlockId) {
-        let Block { address, size, requested, stream, pool, prev, next, .. } = self.blocks[id];
+        let Block { address, size, requested, stream, pool, .. } = self.blocks[id];
         self.record(EventKind::FreeCompleted, address, requested, stream, pool);
-        self.merge(id, prev);
-        self.merge(id, next);
-        self.make_free(id);
+        self.merge_and_free(id);
         self.counters.active.decrease(size);
         self.counters.requested.decrease(requested);
     }
 
-    /// Takes a free neighbour in, if both are mapped or neither is.
-    pub(crate) fn merge(&mut self, id: BlockId, neighbour: BlockId) {
-        let Some(other) = self.blocks.get(neighbour) else { return };
+    /// Puts a mapped block among the free ones of its pool, with its free neighbours.
+    pub(crate) fn merge_and_free(&mut self, id: BlockId) {
+        let before = self.merge(id, self.blocks[id].prev);
+        let after = self.merge(id, self.blocks[id].next);
+        let (lane, free) = self.as_free(id);
+        match (before, after) {
+            (None, None) => lane.insert(free),
+            (Some(one), None) | (None, Some(one)) => lane.grow(one, free),
+            (Some((size, address)), Some(other)) => {
+                lane.remove(size, address);
+                lane.grow(other, free);
+            }
+        }
+    }
+
+    /// What a block is among the free ones from now on, and where.
+    pub(crate) fn as_free(&mut self, id: BlockId) -> (&mut Lane, Free) {
+        let block = &mut self.blocks[id];
+        let pool = &mut self.pools[block.pool as usize];
+        block.free_since = pool.searches;
+        (pool.lane_mut(block.stream), Free { size: block.size, address: block.address, block: id })
+    }
+
+    /// Takes a free neighbour in, if both are mapped or neither is. Says its size and address, by which a mapped one
+    /// still stands among the free ones.
+    pub(crate) fn merge(&mut self, id: BlockId, neighbour: BlockId) -> Option<(u64, u64)> {
+        let other = self.blocks.get(neighbour)?;
         if !other.is_free() || other.mapped != self.blocks[id].mapped {
-            return;
+            return None;
         }
         let Block { address, size, stream, pool, prev, next, mapped, .. } = *other;
         if self.blocks[id].prev == neighbour {
@@ -352,13 +399,11 @@ impl Allocator {
             self.blocks.splice(id, before, next);
         }
         self.blocks[id].size += size;
-        let lane = self.pools[pool as usize].lane_mut(stream);
-        if mapped {
-            lane.remove(size, address);
-        } else {
-            lane.remove_unmapped(address);
+        if !mapped {
+            self.pools[pool as usize].lane_mut(stream).remove_unmapped(address);
         }
         self.blocks.remove(neighbour);
+        Some((size, address))
     }
 
     fn run_out(&mut self, request: &Request) -> OutOfMemory {

@@ -79,7 +79,7 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// `None` when there are as many as can be numbered.
+    /// Whether so many more can be numbered.
     pub(crate) fn has_room(&self, more: usize) -> bool {
         self.dead.len() >= more || self.blocks.len() + more < u32::MAX as usize
     }
@@ -114,6 +114,11 @@ impl Blocks {
 
     pub(crate) fn get(&self, id: BlockId) -> Option<&Block> {
         self.blocks.get(id.0 as usize)
+    }
+
+    /// Blocks that are handed out, or that other streams use.
+    pub(crate) fn in_use(&self) -> impl Iterator<Item = &Block> {
+        self.blocks.iter().filter(|block| !block.is_free())
     }
 
     /// Blocks at which a segment begins, or memory after a gap.

@@ -7,7 +7,8 @@ pub enum Shortage {
     Device,
     /// `per_process_memory_fraction` allows so many bytes.
     Fraction(u64),
-    /// `throw_on_cudamalloc_oom` refused, as there would be more reserved than the device has, without trying to release.
+    /// `throw_on_cudamalloc_oom` refused, as there would be more reserved than the device has, without trying to
+    /// release.
     Rejected,
     /// An expandable segment is so large at most, and a block cannot span two.
     SegmentReserve(u64),
@@ -72,9 +73,9 @@ pub enum AllocatorError {
     /// There is no such pool, or it is gone.
     #[error("There is no private pool {0}. Make one with create_pool, and use it until it is released.")]
     UnknownPool(PoolId),
-    /// Allocations go to this pool already.
-    #[error("Allocations go to private pool {0} already. End that before it begins again.")]
-    AlreadyRouted(PoolId),
+    /// Allocations go to this pool.
+    #[error("Allocations go to private pool {0}. End that first.")]
+    Routed(PoolId),
     /// Allocations do not go to this pool.
     #[error("Allocations do not go to private pool {0}. Begin before you end.")]
     NotRouted(PoolId),
@@ -84,10 +85,11 @@ pub enum AllocatorError {
         /// Segments that were made so far.
         segments: u64,
     },
-    /// Torch stops here with an assertion of its own.
+    /// Torch counts the pieces of a pool wrongly here, and fails later.
     #[error(
-        "Private pool {0} of expandable segments gave back more pieces than it took; torch 2.15 fails with an internal \
-         assertion here. Turn expandable_segments off, or keep what lies in the pool."
+        "Private pool {0} of expandable segments gave back as many pieces as it took while blocks of it are in use. \
+         Torch 2.15 then forgets the pool, and crashes when they are freed. Free them before the pool goes, or turn \
+         expandable_segments off."
     )]
     PoolImbalance(PoolId),
 }

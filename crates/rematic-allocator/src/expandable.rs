@@ -4,7 +4,6 @@ use crate::allocator::{Allocator, Request};
 use crate::block::{Block, BlockId, Blocks, SegmentId};
 use crate::error::AllocatorError;
 use crate::events::EventKind;
-use crate::pool::Free;
 use crate::rounding::SMALL_SEGMENT;
 
 /// An expandable segment: a range of addresses, mapped in pieces of one size.
@@ -15,8 +14,8 @@ pub(crate) struct Segment {
 }
 
 impl Allocator {
-    /// A block of at least the requested size at the end of what is mapped, or where memory is missing; `None` if there is
-    /// no memory for it.
+    /// A block of at least the requested size at the end of what is mapped, or where memory is missing; `None` if there
+    /// is no memory for it.
     pub(crate) fn expand(&mut self, request: &Request) -> Result<Option<BlockId>, AllocatorError> {
         let Some(mut candidate) = self.expandable_block(request)? else { return Ok(None) };
         if !self.blocks[candidate].mapped {
@@ -39,7 +38,8 @@ impl Allocator {
         Ok(Some(candidate))
     }
 
-    /// The lowest address with room for the request, in memory that is free or not mapped; a new segment if there is none.
+    /// The lowest address with room for the request, in memory that is free or not mapped; a new segment if there is
+    /// none.
     fn expandable_block(&mut self, request: &Request) -> Result<Option<BlockId>, AllocatorError> {
         let lane = self.pools[request.pool as usize].lane_mut(request.stream);
         for &(_, id) in &lane.unmapped {
@@ -73,8 +73,8 @@ impl Allocator {
         Ok(Some(id))
     }
 
-    /// Maps the first bytes of a block, rounded up to whole pieces, and merges them with their neighbours. Whether there was
-    /// memory for it.
+    /// Maps the first bytes of a block, rounded up to whole pieces, and merges them with their neighbours. Whether
+    /// there was memory for it.
     fn map_block(&mut self, id: BlockId, size: u64) -> Result<bool, AllocatorError> {
         let Some(segment) = self.blocks[id].expandable else { return Ok(false) };
         let piece = self.segments[segment.0 as usize].piece;
@@ -97,9 +97,7 @@ impl Allocator {
             });
             self.blocks[id].size = mapped;
         }
-        self.merge(id, self.blocks[id].prev);
-        self.merge(id, self.blocks[id].next);
-        self.make_free(id);
+        self.merge_and_free(id);
         self.counters.reserved.increase(mapped);
         self.record(EventKind::SegmentMap, address, mapped, stream, pool);
         Ok(true)
@@ -121,13 +119,15 @@ impl Allocator {
         if first > address {
             let before = self.free_piece(address, first - address, id);
             self.blocks.splice(before, prev, id);
-            self.make_free(before);
+            let (lane, free) = self.as_free(before);
+            lane.insert(free);
         }
         if address + size > end {
             let after = self.free_piece(end, address + size - end, id);
             let next = self.blocks[id].next;
             self.blocks.splice(after, id, next);
-            self.make_free(after);
+            let (lane, free) = self.as_free(after);
+            lane.insert(free);
         }
         let block = &mut self.blocks[id];
         (block.address, block.size, block.mapped) = (first, unmapped, false);
@@ -155,15 +155,6 @@ impl Allocator {
             self.pools[pool as usize].lane_mut(stream).remove_unmapped(address);
             self.blocks.remove(id);
         }
-    }
-
-    /// Puts a block among the free ones of its pool.
-    pub(crate) fn make_free(&mut self, id: BlockId) {
-        let block = &mut self.blocks[id];
-        let pool = &mut self.pools[block.pool as usize];
-        block.free_since = pool.searches;
-        let free = Free { size: block.size, address: block.address, block: id };
-        pool.lane_mut(block.stream).insert(free);
     }
 }
 

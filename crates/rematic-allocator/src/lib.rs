@@ -1,9 +1,9 @@
 //! PyTorch 2.15's CUDA caching allocator as a state machine.
 //!
-//! Torch does not ask the driver for every tensor. It takes segments, cuts blocks out of them, and keeps what is freed for
-//! later. How much memory a step takes from the device is therefore more than the bytes of its tensors, and depends on the
-//! order of requests and on `PYTORCH_CUDA_ALLOC_CONF`. An [`Allocator`] does what torch's does, to the byte and in the same
-//! order of calls to the driver, without a device.
+//! Torch does not ask the driver for every tensor. It takes segments, cuts blocks out of them, and keeps what is freed
+//! for later. How much memory a step takes from the device is therefore more than the bytes of its tensors, and depends
+//! on the order of requests and on `PYTORCH_CUDA_ALLOC_CONF`. An [`Allocator`] does what torch's does, to the byte and
+//! in the same order of calls to the driver, without a device.
 //!
 //! ```
 //! use rematic_allocator::{Allocator, Device, Settings};
@@ -27,9 +27,9 @@
 //! (`tests/allocator` of the repository).
 //!
 //! Not modelled: captures of CUDA graphs (their pools are), pools with an allocator of their own, memory of the host,
-//! `backend:cudaMallocAsync`, several threads at once. Blocks that several streams are done with become free in the order of
-//! a hash table of torch's; here in the order in which the streams came, which changes the order of `free_completed` events
-//! and nothing else.
+//! `backend:cudaMallocAsync`, several threads at once. Blocks that several streams are done with become free in the
+//! order of a hash table of torch's; here in the order in which the streams came, which changes the order of
+//! `free_completed` events and nothing else.
 
 mod allocator;
 mod block;
@@ -53,7 +53,7 @@ pub use device::{Completion, Device};
 pub use error::{AllocatorError, OutOfMemory, Shortage};
 pub use events::{Event, EventKind};
 pub use map::{BlockState, BlockView, SegmentView};
-pub use private::{PoolId, PoolOptions, Route};
+pub use private::{PoolId, PoolOptions};
 pub use rounding::{
     Divisions, EXABYTE, LARGE_SEGMENT_BELOW, LARGEST_SMALL_BLOCK, SEGMENT_MULTIPLE, SMALL_SEGMENT, SMALLEST_BLOCK,
     segment_size,

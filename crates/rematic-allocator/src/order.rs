@@ -9,8 +9,8 @@ const LEAST: usize = 4;
 
 /// A set of pools that is gone through in the order of torch's.
 ///
-/// The table keeps keys near the place that their number gives: a key that is further from its place takes the place of one
-/// that is nearer, and when one goes, those behind it move up. At most half of the places are taken.
+/// The table keeps keys near the place that their number gives: a key that is further from its place takes the place of
+/// one that is nearer, and when one goes, those behind it move up. At most half of the places are taken.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PoolSet {
     /// Keys, with how far each is from its place.

@@ -5,13 +5,25 @@ use crate::private::PoolId;
 
 /// A free block by what it is chosen for: its size, then its address.
 ///
-/// Torch breaks ties by the order in which segments were made and then by address; as addresses here only grow, the address
-/// says both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Torch breaks ties by the order in which segments were made and then by address; as addresses here only grow, the
+/// address says both.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Free {
     pub(crate) size: u64,
     pub(crate) address: u64,
     pub(crate) block: BlockId,
+}
+
+/// What free blocks are ordered by, as one number: comparing it takes no branch, of which a search would guess half
+/// wrong.
+fn rank(size: u64, address: u64) -> u128 {
+    u128::from(size) << u64::BITS | u128::from(address)
+}
+
+impl Free {
+    fn rank(&self) -> u128 {
+        rank(self.size, self.address)
+    }
 }
 
 /// The free blocks of a stream in a pool.
@@ -31,15 +43,37 @@ impl Lane {
         self.free.partition_point(|free| free.size < size)
     }
 
+    /// The place at which a block stands, or would.
+    fn place(&self, size: u64, address: u64) -> usize {
+        self.free.partition_point(|other| other.rank() < rank(size, address))
+    }
+
     pub(crate) fn insert(&mut self, free: Free) {
-        let at = self.free.partition_point(|other| (other.size, other.address) < (free.size, free.address));
+        let at = self.place(free.size, free.address);
         self.free.insert(at, free);
     }
 
     pub(crate) fn remove(&mut self, size: u64, address: u64) {
-        let at = self.free.partition_point(|other| (other.size, other.address) < (size, address));
+        let at = self.place(size, address);
         if self.free.get(at).is_some_and(|free| free.address == address && free.size == size) {
             self.free.remove(at);
+        }
+    }
+
+    /// Puts what is left of the block at a place back. It is smaller, so only those between the two places move.
+    pub(crate) fn shrink(&mut self, at: usize, left: Free) {
+        let to = self.free[..at].partition_point(|other| other.rank() < left.rank());
+        self.free[to..=at].rotate_right(1);
+        self.free[to] = left;
+    }
+
+    /// Puts a block in the stead of one that it has taken in. It is larger, so only those between the two places move.
+    pub(crate) fn grow(&mut self, (size, address): (u64, u64), grown: Free) {
+        let at = self.place(size, address);
+        let to = at + self.free[at..].partition_point(|other| other.rank() < grown.rank());
+        if to > at {
+            self.free[at..to].rotate_left(1);
+            self.free[to - 1] = grown;
         }
     }
 
@@ -49,7 +83,9 @@ impl Lane {
     }
 
     pub(crate) fn remove_unmapped(&mut self, address: u64) {
-        self.unmapped.retain(|&(other, _)| other != address);
+        if let Ok(at) = self.unmapped.binary_search_by_key(&address, |&(other, _)| other) {
+            self.unmapped.remove(at);
+        }
     }
 }
 

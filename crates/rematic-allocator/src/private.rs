@@ -3,6 +3,7 @@
 use crate::allocator::Allocator;
 use crate::error::AllocatorError;
 use crate::pool::Pool;
+use crate::rounding::LARGEST_SMALL_BLOCK;
 
 /// A private pool. In a process whose pools are all `torch.cuda.MemPool`, torch's id of pool `n` is `(0, n)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,15 +29,6 @@ pub struct PoolOptions {
     pub use_on_oom: bool,
     /// Its blocks are whole segments.
     pub no_split: bool,
-}
-
-/// Which requests go to a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
-    /// All of this thread's.
-    Thread,
-    /// Those of a stream.
-    Stream(u64),
 }
 
 #[derive(Clone, Debug)]
@@ -69,13 +61,13 @@ impl Allocator {
     /// # Errors
     ///
     /// If there is no such pool, or requests go to it already.
-    pub fn begin_pool(&mut self, id: PoolId, route: Route) -> Result<(), AllocatorError> {
+    pub fn begin_pool(&mut self, id: PoolId) -> Result<(), AllocatorError> {
+        if self.routes.contains(&id) {
+            return Err(AllocatorError::Routed(id));
+        }
         let pool = self.live(id)?;
         pool.uses = pool.uses.saturating_add(1);
-        if self.routes.iter().any(|&(other, _)| other == id) {
-            return Err(AllocatorError::AlreadyRouted(id));
-        }
-        self.routes.push((id, route));
+        self.routes.push(id);
         Ok(())
     }
 
@@ -85,7 +77,7 @@ impl Allocator {
     ///
     /// If they did not.
     pub fn end_pool(&mut self, id: PoolId) -> Result<(), AllocatorError> {
-        let at = self.routes.iter().position(|&(other, _)| other == id).ok_or(AllocatorError::NotRouted(id))?;
+        let at = self.routes.iter().position(|&other| other == id).ok_or(AllocatorError::NotRouted(id))?;
         self.routes.remove(at);
         Ok(())
     }
@@ -94,9 +86,13 @@ impl Allocator {
     ///
     /// # Errors
     ///
-    /// If there is no such pool.
+    /// If there is no such pool, or it was the last and requests go to it.
     pub fn release_pool(&mut self, id: PoolId) -> Result<(), AllocatorError> {
+        let is_routed = self.routes.contains(&id);
         let pool = self.live(id)?;
+        if is_routed && pool.uses == 1 {
+            return Err(AllocatorError::Routed(id));
+        }
         pool.uses -= 1;
         if pool.uses == 0 {
             self.releasable.insert(id);
@@ -104,16 +100,15 @@ impl Allocator {
         Ok(())
     }
 
-    /// The pool's object goes, as when the last reference to a `torch.cuda.MemPool` does: a holder goes, and what is free
-    /// in it goes back to the driver if it was the last.
+    /// The pool's object goes, as when the last reference to a `torch.cuda.MemPool` does: a holder goes, and what is
+    /// free in it goes back to the driver if it was the last.
     ///
     /// # Errors
     ///
-    /// If there is no such pool.
+    /// If there is no such pool, or requests go to it and nothing else holds it.
     pub fn drop_pool(&mut self, id: PoolId) -> Result<(), AllocatorError> {
-        self.live(id)?;
-        self.spare.remove(id);
         self.release_pool(id)?;
+        self.spare.remove(id);
         self.empty_pool(id)
     }
 
@@ -124,18 +119,10 @@ impl Allocator {
     }
 
     /// The place in the table of pools of the pool for a block of this size.
-    pub(crate) fn pool_for(&self, size: u64, stream: u64) -> u32 {
-        let large = u32::from(size > crate::rounding::LARGEST_SMALL_BLOCK);
-        for &(id, route) in self.routes.iter().rev() {
-            let here = match route {
-                Route::Thread => true,
-                Route::Stream(of) => of == stream,
-            };
-            if let (true, Some(pool)) = (here, self.private_pool(id)) {
-                return pool.small + large;
-            }
-        }
-        large
+    pub(crate) fn pool_for(&self, size: u64) -> u32 {
+        let large = u32::from(size > LARGEST_SMALL_BLOCK);
+        let private = self.routes.last().and_then(|&id| self.private_pool(id));
+        private.map_or(0, |pool| pool.small) + large
     }
 
     pub(crate) fn private_pool(&self, id: PoolId) -> Option<&PrivatePool> {

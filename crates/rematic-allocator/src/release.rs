@@ -48,6 +48,9 @@ impl Allocator {
         self.release_pool_blocks(small)?;
         self.release_pool_blocks(small + 1)?;
         if self.private_pool(id).is_some_and(|pool| pool.driver_calls == 0) {
+            if self.blocks.in_use().any(|block| self.owner(block.pool) == Some(id)) {
+                return Err(AllocatorError::PoolImbalance(id));
+            }
             self.forget(id);
         }
         Ok(())
@@ -84,8 +87,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// With `max_split_size_mb`: oversize blocks of the stream go back, one that is large enough or the largest ones until
-    /// they are enough together. Whether they were.
+    /// With `max_split_size_mb`: oversize blocks of the stream go back, one that is large enough or the largest ones
+    /// until they are enough together. Whether they were.
     pub(crate) fn release_oversize(&mut self, request: &Request) -> Result<bool, AllocatorError> {
         let Some(oversize) = self.settings.max_split_size else { return Ok(false) };
         let wanted = request.size.max(oversize);
@@ -114,8 +117,8 @@ impl Allocator {
         Ok(released >= wanted)
     }
 
-    /// With `garbage_collection_threshold`: segments that were free for longer than the average go back, until the rest is
-    /// below the threshold.
+    /// With `garbage_collection_threshold`: segments that were free for longer than the average go back, until the rest
+    /// is below the threshold.
     pub(crate) fn collect_garbage(&mut self) -> Result<(), AllocatorError> {
         let Some(threshold) = self.garbage_above() else { return Ok(()) };
         let reserved = self.counters.reserved.current;

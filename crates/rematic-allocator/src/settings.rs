@@ -31,8 +31,8 @@ pub struct Ignored {
 /// How the allocator behaves. The default is torch's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// `large_segment_size_mb`, in bytes: what is shared by blocks above 1 MiB and below 10 MiB, and the piece in which large
-    /// expandable segments are mapped.
+    /// `large_segment_size_mb`, in bytes: what is shared by blocks above 1 MiB and below 10 MiB, and the piece in which
+    /// large expandable segments are mapped.
     pub large_segment_size: u64,
     /// `max_split_size_mb`, in bytes: blocks of this size and more are not split.
     pub max_split_size: Option<u64>,

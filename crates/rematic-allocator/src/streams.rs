@@ -18,8 +18,8 @@ pub(crate) struct Queue {
 }
 
 impl Allocator {
-    /// Another stream uses a block: after it is given back it stays active until that stream is done with what it has to do
-    /// by then.
+    /// Another stream uses a block: after it is given back it stays active until that stream is done with what it has
+    /// to do by then.
     ///
     /// # Errors
     ///
@@ -28,8 +28,9 @@ impl Allocator {
         let Some(id) = self.in_use(allocation)? else { return Ok(()) };
         if self.blocks[id].stream != stream {
             self.blocks[id].used_elsewhere = true;
-            if !self.uses.contains(&(id, stream)) {
-                self.uses.push((id, stream));
+            let uses = self.uses.entry(id).or_default();
+            if !uses.contains(&stream) {
+                uses.push(stream);
             }
         }
         Ok(())
@@ -52,8 +53,7 @@ impl Allocator {
     /// Puts an event for a block behind the work of every stream that used it.
     pub(crate) fn wait_for_streams(&mut self, id: BlockId) {
         let over = usize::from(self.device.completion == Completion::AtOnce);
-        let mut uses = std::mem::take(&mut self.uses);
-        for &(_, stream) in uses.iter().filter(|&&(block, _)| block == id) {
+        for stream in self.uses.remove(&id).unwrap_or_default() {
             let at = self.queues.iter().position(|queue| queue.stream == stream).unwrap_or_else(|| {
                 self.queues.push(Queue { stream, blocks: VecDeque::new(), done: 0 });
                 self.queues.len() - 1
@@ -62,8 +62,6 @@ impl Allocator {
             self.queues[at].done += over;
             self.blocks[id].events += 1;
         }
-        uses.retain(|&(block, _)| block != id);
-        self.uses = uses;
         self.blocks[id].used_elsewhere = false;
     }
 

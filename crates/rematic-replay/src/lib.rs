@@ -5,11 +5,12 @@
 //! looks like before, at the highest point of and after its forward and its backward.
 //!
 //! A storage is in use from its birth, or from the start of the step, until it has no ordinary reference **and** no
-//! operator that saved it for autograd holds it any more; but not while its bytes are released. The [`Ledger`] is that rule
-//! and nothing else.
+//! operator that saved it for autograd holds it any more; but not while its bytes are released. The [`Ledger`] is that
+//! rule and nothing else.
 //!
-//! A [`Schedule`] is a step, plain or under a plan, as a stream of [`Action`]s; an [`Observer`] reads it once and answers one
-//! question: the [`Highest`] point, a [`Recording`] of all lives, a [`Timeline`].
+//! A [`Schedule`] is a step, plain or under a plan, as a stream of [`Action`]s; an [`Observer`] reads it once and
+//! answers one question: the [`Highest`] point, a [`Recording`] of all lives, a [`Timeline`], what the caching
+//! allocator has [`Reserved`].
 //!
 //! ```
 //! use rematic_replay::{Allocator, Timeline};

@@ -9,7 +9,7 @@
 //! ```
 
 use rematic::fake::{Attention, Dtype, FakeError, Optimizer, Step, Tape, Tensor, nn};
-use rematic::{Allocator, CostRule, Costs, Device, Error, StatsReport, StepStats, StepTrace, Style, Timeline};
+use rematic::{CostRule, CostSource, Error, StepTrace, Study, Style, Target};
 
 /// ViT-S/16 on images of 224 × 224 pixels.
 const PATCHES: u64 = 14 * 14;
@@ -150,18 +150,16 @@ fn trace(batch: u64) -> Result<StepTrace, FakeError> {
 
 #[expect(clippy::print_stdout, reason = "an example shows its result")]
 fn main() -> Result<(), Error> {
-    let trace = trace(256)?;
-    let timeline = Timeline::replay(&trace, Allocator::Cuda);
-    let device = Device::find("a100-80")?;
-    let costs = Costs::new(&trace, &device, CostRule::Physical)?;
-    let stats = StepStats::new(&trace, &timeline, &costs);
-    let report = StatsReport { trace: &trace, timeline: &timeline, costs: &costs, stats: &stats, device: &device };
-    print!("{}", report.text(Style::default()));
+    let target = Target::find("a100-80", None, CostSource::Rule(CostRule::Physical))?;
+    let study = Study::of_calls(trace(256)?, target)?;
+    print!("{}", study.stats().text(Style::default()));
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use rematic::{Allocator, Timeline};
+
     use super::*;
 
     #[test]

@@ -8,7 +8,7 @@ use crate::rounding::Divisions;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
     /// A word that is not the name of a setting.
-    #[error("There is no allocator setting '{key}' in torch 2.15. Settings are: {}.", KEYS.map(|(key, _)| key).join(", "))]
+    #[error("There is no allocator setting '{key}' in torch 2.15. Settings are: {}.", names())]
     UnknownKey {
         /// The word.
         key: String,
@@ -88,11 +88,15 @@ const KEYS: [(&str, &str); 22] = [
     ("pinned_free_catch_all", BOOL),
 ];
 
+fn names() -> String {
+    KEYS.map(|(key, _)| key).join(", ")
+}
+
 impl std::str::FromStr for Settings {
     type Err = SettingsError;
 
-    /// Reads the value of `PYTORCH_CUDA_ALLOC_CONF`. Torch looks at the words and not at the signs between them, so that
-    /// `a=b` is one wrong word while `a,b` is read like `a:b`; so does this.
+    /// Reads the value of `PYTORCH_CUDA_ALLOC_CONF`. Torch looks at the words and not at the signs between them, so
+    /// that `a=b` is one wrong word while `a,b` is read like `a:b`; so does this.
     fn from_str(text: &str) -> Result<Self, SettingsError> {
         let tokens = tokens(text);
         let mut settings = Settings::default();

@@ -20,8 +20,8 @@ pub(super) fn tokens(text: &str) -> Vec<String> {
     tokens
 }
 
-/// A whole number as `stoull` reads it: the digits at the front, after a sign, which wraps around. `None` without digits or
-/// when it does not fit.
+/// A whole number as `stoull` reads it: the digits at the front, after a sign, which wraps around. `None` without
+/// digits or when it does not fit.
 pub(super) fn whole_number(token: &str) -> Option<u64> {
     let (negative, digits) = match token.strip_prefix('-') {
         Some(rest) => (true, rest),

@@ -1,5 +1,5 @@
-//! The allocator does what torch's did, call by call: the same events in the same order at the same addresses, and the same
-//! allocated and reserved bytes.
+//! The allocator does what torch's did, call by call: the same events in the same order at the same addresses, and the
+//! same allocated and reserved bytes.
 //!
 //! `REMATIC_ALLOCATOR_RECORDINGS` names a directory with other recordings.
 
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use reader::{Call, Line, Recording};
 use rematic_allocator::{
-    Allocation, Allocator, AllocatorError, Device, Event, EventKind, PoolId, PoolOptions, Route, SMALLEST_BLOCK,
+    Allocation, Allocator, AllocatorError, Device, Event, EventKind, PoolId, PoolOptions, SMALLEST_BLOCK,
 };
 
 fn recordings() -> Vec<PathBuf> {
@@ -98,7 +98,7 @@ impl Replay {
                 self.pools.push(allocator.create_pool(options));
                 Ok(())
             }
-            Call::Begin(pool) => allocator.begin_pool(self.pools[pool], Route::Thread),
+            Call::Begin(pool) => allocator.begin_pool(self.pools[pool]),
             Call::End(pool) => {
                 allocator.end_pool(self.pools[pool])?;
                 allocator.release_pool(self.pools[pool])

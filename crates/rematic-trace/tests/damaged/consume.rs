@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rematic::replay_milp;
+use rematic::{CostSource, Target, replay_milp};
 use rematic_cost::{CostRule, Costs, Device, ModuleTimes};
 use rematic_plan::{Explanation, Limits, Outcome, PlanDocument, Problem};
 use rematic_replay::{Allocator, Timeline};
@@ -25,11 +25,17 @@ pub(crate) fn consume(bytes: &[u8]) -> bool {
         let times = ModuleTimes::new(&trace, &costs);
         assert!(times.forward().iter().chain(times.backward()).all(|time| time.0.is_finite() && time.0 >= 0.0));
         let stats = StepStats::new(&trace, &timeline, &costs);
-        let report = StatsReport { trace: &trace, timeline: &timeline, costs: &costs, stats: &stats, device: &device };
+        let target = Target::find("h100", None, CostSource::Rule(rule)).unwrap();
+        let memory = (allocator == Allocator::Cuda).then(|| target.memory(&trace));
+        if let Some(memory) = &memory {
+            assert!(memory.allocated <= memory.reserved);
+        }
+        let (timeline, costs, stats, memory) = (&timeline, &costs, &stats, memory.as_ref());
+        let report = StatsReport { trace: &trace, timeline, costs, stats, device: &device, memory };
         assert!(report.json(true).ends_with("}\n"));
         assert!(report.text(Style::default()).contains("Peak"));
-        plan(&trace, &costs, &stats, allocator);
-        explain(&trace, &costs, &device, allocator);
+        plan(&trace, costs, stats, allocator);
+        explain(&trace, costs, &device, allocator);
     }
     true
 }
