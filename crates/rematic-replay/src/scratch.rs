@@ -137,6 +137,16 @@ fn rule(name: &str) -> Option<Rule> {
     })
 }
 
+/// Saturates: sizes come from files.
+fn product<const N: usize>(factors: [u64; N]) -> u64 {
+    factors.into_iter().fold(1, u64::saturating_mul)
+}
+
+/// The next multiple, or the largest number there is.
+fn round_up(size: u64, to: u64) -> u64 {
+    size.div_ceil(to).saturating_mul(to)
+}
+
 fn bytes(layout: &Layout) -> u64 {
     layout.elements().saturating_mul(layout.dtype.size())
 }

@@ -32,7 +32,7 @@ impl Memory {
     }
 
     pub(crate) fn text(&self, device: &Device, style: Style) -> String {
-        let taken = self.reserved + self.context;
+        let taken = Bytes(self.reserved.0.saturating_add(self.context.0));
         let (lead, tail) = match self.retries {
             Some(0) => (("Fits", Tone::Good), format!("with {} to spare", self.usable.saturating_sub(taken))),
             Some(retries) => {

@@ -2,7 +2,7 @@
 
 use rematic_trace::{Dtype, Layout};
 
-use super::{Call, Use, bytes};
+use super::{Call, Use, bytes, product, round_up};
 
 /// Batch, heads, queries, width of a head.
 fn extents(layout: &Layout) -> Option<[u64; 4]> {
@@ -23,12 +23,12 @@ pub(super) fn flash(call: &Call<'_>, uses: &mut Vec<Use>) {
     };
     let key_blocks = key[2].div_ceil(block);
     let query_blocks = queries.div_ceil(64);
-    let splits = splits(batch * heads * query_blocks, u64::from(call.architecture.processors) * 2, key_blocks);
+    let splits = splits(product([batch, heads, query_blocks]), u64::from(call.architecture.processors) * 2, key_blocks);
     if splits <= 1 {
         return;
     }
-    let rows = splits * batch * heads * queries;
-    let (sums, outputs) = (rows * 4, rows * width.next_multiple_of(32) * 4);
+    let rows = product([splits, batch, heads, queries]);
+    let (sums, outputs) = (product([rows, 4]), product([rows, round_up(width, 32), 4]));
     uses.extend([Use::Outputs, Use::Take(sums), Use::Take(outputs), Use::Give(1), Use::Give(0)]);
 }
 
@@ -41,7 +41,7 @@ fn splits(blocks: u64, processors: u64, key_blocks: u64) -> u64 {
     let most = MOST.min(processors).min(key_blocks);
     let is_eligible = |splits: u64| splits == 1 || key_blocks.div_ceil(splits) != key_blocks.div_ceil(splits - 1);
     let efficiency = |splits: u64| {
-        let waves = (blocks * splits) as f64 / processors as f64;
+        let waves = blocks as f64 * splits as f64 / processors as f64;
         waves / waves.ceil()
     };
     let best = (1..=most).filter(|&splits| is_eligible(splits)).map(efficiency).fold(0.0, f64::max);
@@ -53,13 +53,13 @@ fn splits(blocks: u64, processors: u64, key_blocks: u64) -> u64 {
 pub(super) fn flash_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     let layouts = (call.input(1).and_then(extents), call.input(2).and_then(extents), call.input(1));
     let (Some([batch, heads, queries, width]), Some(key), Some(query)) = layouts else { return };
-    let rows = batch * heads * queries.next_multiple_of(128);
-    let wide = width.next_multiple_of(if width <= 128 { 32 } else { 64 });
-    uses.extend([Use::Outputs, Use::Take(rows * 4), Use::Take(rows * wide * 4)]);
+    let rows = product([batch, heads, round_up(queries, 128)]);
+    let wide = round_up(width, if width <= 128 { 32 } else { 64 });
+    uses.extend([Use::Outputs, Use::Take(product([rows, 4])), Use::Take(product([rows, wide, 4]))]);
     if key[1] == heads {
         uses.extend([Use::Give(0), Use::Give(1)]);
     } else {
-        let own = batch * key[2] * heads * width * query.dtype.size();
+        let own = product([batch, key[2], heads, width, query.dtype.size()]);
         uses.extend([Use::Take(own), Use::Take(own), Use::Give(0), Use::Give(1), Use::Give(2), Use::Give(3)]);
     }
 }
@@ -72,9 +72,9 @@ pub(super) fn efficient_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     /// Queries and columns that a thread block has at a time, and what stands before them: a lock and a counter.
     const BLOCK: u64 = 64;
     const HEAD: u64 = 16;
-    let blocks = queries.div_ceil(BLOCK) * width.div_ceil(BLOCK);
-    let workspace = batch * heads * blocks * (HEAD + BLOCK * BLOCK * 4);
-    let sums = batch * heads * queries * 4;
+    let blocks = product([queries.div_ceil(BLOCK), width.div_ceil(BLOCK)]);
+    let workspace = product([batch, heads, blocks, HEAD + BLOCK * BLOCK * 4]);
+    let sums = product([batch, heads, queries, 4]);
     uses.push(Use::Outputs);
     if query.dtype == Dtype::F32 {
         uses.extend([Use::Take(bytes(query)), Use::Take(sums), Use::Take(sums), Use::Give(1), Use::Give(2)]);

@@ -5,7 +5,7 @@
 
 use rematic_trace::Layout;
 
-use super::{Call, Use};
+use super::{Call, Use, product};
 
 const WARP: u64 = 32;
 const THREADS: u64 = 512;
@@ -105,7 +105,7 @@ impl Shape {
         }
         // Lanes that work on one output add up among themselves first.
         let lanes = if self.along_fastest { 1 } else { width * self.vector };
-        Some((accumulator.saturating_mul(self.outputs).saturating_mul(blocks).saturating_mul(lanes), 4 * grid))
+        Some((product([accumulator, self.outputs, blocks, lanes]), product([4, grid])))
     }
 }
 
