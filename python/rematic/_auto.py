@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +11,7 @@ from rematic._apply.batches import calls_of
 from rematic._apply.wrapping import AUDITED_STEPS, apply, check_audit
 from rematic._capture.errors import CaptureError
 from rematic._capture.step import OptimizerChoice, capture
-from rematic._core import Plan, PlanError, RematicWarning, Trace
+from rematic._core import Plan, PlanError, Trace
 from rematic._core import plan as make_plan
 from rematic._device import DEFAULT, device_of, gpu, is_torch_name, kind_of, torch_index
 from rematic._model.follower import check_free
@@ -35,8 +33,8 @@ def auto(
     """Makes one training step of `model(*args, **kwargs)` fit a memory budget: captures it, plans, and applies the plan.
 
     `device` is a name of `rematic devices`, or torch's; by default, and with "cuda", this machine's GPU, and "h100" without
-    one. With "cpu" the step is captured as the CPU runs it. Without a budget it is all of the device's memory; the CPU needs
-    one. `loss` and `optimizer` are those of `capture`, `world_size` that of `plan`: devices among which parameters, gradients
+    one. With "cpu" the step is captured as the CPU runs it. Without a budget, what PyTorch's allocator reserves has to fit the
+    device; the CPU needs one. `loss` and `optimizer` are those of `capture`, `world_size` that of `plan`: devices among which parameters, gradients
     and optimizer state are spread; `audit` is that of `apply`. A model in evaluation mode is refused, unless `eval_mode` says
     that it trains like this. A step that fits as it is has a plan without regions, and nothing is applied. Raises
     `Infeasible` if no plan meets the budget.
@@ -55,7 +53,7 @@ def auto(
         )
     kind = "cuda" if device is None else kind_of(device)
     sheet = device
-    all_of_it: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    usable = None
     if kind == "cpu":
         if budget is None:
             raise PlanError('How much memory the CPU may use is not known; give it as budget=, like "8GiB"')
@@ -63,9 +61,7 @@ def auto(
     elif device is None or is_torch_name(device):
         properties = gpu(None if device is None else torch_index(device))
         sheet = DEFAULT if properties is None else device_of(properties.name, properties.total_memory)
-        if properties is not None and budget is None:
-            budget = properties.total_memory
-            all_of_it = _more_than_promised()
+        usable = None if properties is None else properties.total_memory
     traces: dict[str, Trace] = {}
     known: set[bytes] = set()
     for name, (given, named) in calls_of(model, args, kwargs, variants).items():
@@ -74,15 +70,6 @@ def auto(
         if content not in known:
             known.add(content)
             traces[name] = trace
-    with all_of_it:
-        plan = make_plan(traces, budget, device=sheet, world_size=world_size)
+    plan = make_plan(traces, budget, device=sheet, world_size=world_size, usable=usable)
     apply(model, plan, audit=audit)
     return plan
-
-
-@contextlib.contextmanager
-def _more_than_promised() -> Iterator[None]:
-    """Drivers often report some more memory than data sheets promise; what they report is there."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the budget of .* is larger than the memory of", RematicWarning)
-        yield

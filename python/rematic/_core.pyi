@@ -134,6 +134,7 @@ class Trace:
         cost: _Cost = "physical",
         cost_table: CostTable | _Path | None = None,
         allocator: _Allocator | None = None,
+        alloc_conf: str | None = None,
         timeline: bool = False,
     ) -> dict[str, Any]:
         """What `rematic stats --json` says."""
@@ -242,6 +243,13 @@ class Plan:
     def baseline_peak(self) -> int:
         """The peak without a plan. Of several variants the highest."""
     @property
+    def memory(self) -> dict[str, int] | None:
+        """What the step under the plan takes of the device: allocated_bytes, reserved_bytes (by PyTorch's allocator),
+        context_bytes, usable_bytes, and whether it fits.
+
+        Of several variants the one that reserves most. None for the CPU, and for a plan that was read.
+        """
+    @property
     def variants(self) -> list[Variant]:
         """What the plan was made for, each with its own decisions; one if it was made for one step.
 
@@ -295,6 +303,12 @@ class CurvePoint:
     def budget(self) -> int: ...
     @property
     def peak(self) -> int: ...
+    @property
+    def reserved(self) -> int | None:
+        """What PyTorch's allocator reserves under its plan; None on the CPU."""
+    @property
+    def fits(self) -> bool | None:
+        """Whether the device has that; None on the CPU."""
     @property
     def recompute_ms(self) -> float: ...
     @property
@@ -368,13 +382,17 @@ def plan(
     whole: bool = False,
     world_size: int = 1,
     allocator: _Allocator | None = None,
+    alloc_conf: str | None = None,
     gap: float | None = None,
     time_limit: float | None = None,
+    usable: _Size | None = None,
 ) -> Plan:
     """Finds what to drop and recompute so that the step fits a budget, at the least extra time.
 
     Several traces, in a list or by name, are variants of the step: each is planned for the budget, and the model follows the
-    one that runs. Without a budget it is the device's memory. Raises `Infeasible` if no plan meets it.
+    one that runs. A budget is for what tensors take. Without one, what PyTorch's allocator reserves for them has to fit the
+    device, beside the CUDA context: `usable` is its memory as the driver says, by default that of the data sheet, and
+    `alloc_conf` how the allocator is set, by default as PYTORCH_CUDA_ALLOC_CONF says. Raises `Infeasible` if no plan fits.
 
     The planner `milp` goes by torch's model of memory; where the replayed plan is above the budget all the same, it warns.
     Only it takes `gap`, the share by which its plan may be slower than the best, and `time_limit`, in seconds.
@@ -393,6 +411,7 @@ def curve(
     whole: bool = False,
     world_size: int = 1,
     allocator: _Allocator | None = None,
+    alloc_conf: str | None = None,
 ) -> Curve:
     """Plans for budgets from the step as it is down to the least that can be reached."""
 
@@ -411,10 +430,11 @@ def report(
     whole: bool = False,
     world_size: int | None = None,
     allocator: _Allocator | None = None,
+    alloc_conf: str | None = None,
 ) -> None:
     """Writes one HTML page that shows a step, its peak, its plan and the plans for other budgets.
 
-    Without a budget, the plan's or the device's memory is taken; without a plan, the planner's own; without a world size, the plan's.
+    Without a budget, the plan's or what fits the device is taken; without a plan, the planner's own; without a world size, the plan's.
     """
 
 def replay(
@@ -427,6 +447,7 @@ def replay(
     cost_table: CostTable | _Path | None = None,
     world_size: int | None = None,
     allocator: _Allocator | None = None,
+    alloc_conf: str | None = None,
 ) -> Replay:
     """Replays the step under a plan, and checks that the plan, or one of its variants, is for it.
 

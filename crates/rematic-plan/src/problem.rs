@@ -174,7 +174,9 @@ impl Problem {
         Recording::new(&self.schedule(checkpoints))
     }
 
-    fn schedule<'s>(&'s self, checkpoints: &'s [Checkpoint]) -> Schedule<'s> {
+    /// What happens with these regions checkpointed.
+    #[must_use]
+    pub fn schedule<'s>(&'s self, checkpoints: &'s [Checkpoint]) -> Schedule<'s> {
         Schedule::planned(&self.trace, &self.start, &self.regions, checkpoints)
     }
 

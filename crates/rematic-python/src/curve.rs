@@ -27,6 +27,10 @@ pub(crate) struct CurvePoint {
     budget: u64,
     /// The peak of its plan.
     peak: u64,
+    /// What PyTorch's allocator reserves under its plan; `None` on the CPU.
+    reserved: Option<u64>,
+    /// Whether the device has that; `None` on the CPU.
+    fits: Option<bool>,
     /// Time of recomputation.
     recompute_ms: f64,
     /// No plan within the budget takes less.
@@ -38,6 +42,8 @@ impl CurvePoint {
         CurvePoint {
             budget: point.budget_bytes.0,
             peak: point.peak_bytes.0,
+            reserved: point.reserved_bytes.map(|bytes| bytes.0),
+            fits: point.fits,
             recompute_ms: point.recompute_ms.0,
             lower_bound_ms: point.lower_bound_ms.0,
         }
@@ -102,7 +108,7 @@ impl Curve {
 /// Plans for budgets from the step as it is down to the least that can be reached.
 #[pyfunction]
 #[pyo3(signature = (trace, points=50, *, device=DeviceName::default(), device_file=None, cost="physical", cost_table=None, only=None,
-                    never=None, whole=false, world_size=1, allocator=None))]
+                    never=None, whole=false, world_size=1, allocator=None, alloc_conf=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn curve(
     py: Python<'_>,
@@ -117,11 +123,13 @@ pub(crate) fn curve(
     whole: bool,
     world_size: u64,
     allocator: Option<&str>,
+    alloc_conf: Option<&str>,
 ) -> PyResult<Curve> {
     if !(2..=10_000).contains(&points) {
         return Err(RematicError::new_err(format!("points is {points}; give a number from 2 to 10000")));
     }
-    let target = Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator)? };
+    let target =
+        Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator, alloc_conf)? };
     let limits = option::limits(only, never, whole);
     let question = Question::new(&trace.last, &trace.step, target, limits);
     let answer =

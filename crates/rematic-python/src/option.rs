@@ -6,7 +6,10 @@ use std::time::Duration;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use rematic::options::{self, Named};
-use rematic::{Allocator, AttentionKernel, Bytes, CostSource, Dtype, Limits, MilpSettings, Optimizer, Planner, Target};
+use rematic::{
+    Allocator, AttentionKernel, Bytes, CostSource, Dtype, Limits, MilpSettings, Optimizer, Planner, Settings,
+    SettingsError, Target,
+};
 
 use crate::cost::CostTable;
 use crate::device::unknown;
@@ -75,6 +78,7 @@ pub(crate) fn target(
     cost: &str,
     cost_table: Option<TableOrPath<'_>>,
     allocator: Option<&str>,
+    alloc_conf: Option<&str>,
 ) -> PyResult<Target> {
     let rule = choose("cost", cost, options::COSTS)?;
     let source = match (rule, cost_table) {
@@ -92,7 +96,23 @@ pub(crate) fn target(
     };
     let mut target = Target::find(device, device_file.as_deref(), source).map_err(unknown)?;
     target.allocator = allocator.map(self::allocator).transpose()?;
+    target.settings = settings(alloc_conf)?;
     Ok(target)
+}
+
+/// Where torch looks for its allocator's settings; the first that there is counts.
+const VARIABLES: [&str; 3] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
+
+/// Settings of PyTorch's caching allocator, as given, or as the environment has them.
+fn settings(alloc_conf: Option<&str>) -> PyResult<Settings> {
+    if let Some(text) = alloc_conf {
+        return text.parse().map_err(|error: SettingsError| exception(error));
+    }
+    let found = VARIABLES.iter().find_map(|variable| Some((variable, std::env::var(variable).ok()?)));
+    let Some((variable, text)) = found else { return Ok(Settings::default()) };
+    text.parse().map_err(|error: SettingsError| {
+        RematicError::new_err(format!("{variable}: {error}; or give the settings to plan for as alloc_conf"))
+    })
 }
 
 pub(crate) fn allocator(name: &str) -> PyResult<Allocator> {

@@ -4,7 +4,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rematic::{
-    Bytes, Error, Origin, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Target, Verdict, variants_text,
+    Bytes, Error, Memory, Origin, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Target, Verdict,
+    variants_text,
 };
 use rematic_trace::Decision;
 
@@ -20,6 +21,8 @@ use crate::work::interruptible;
 #[pyclass(frozen, eq, module = "rematic")]
 pub(crate) struct Plan {
     pub(crate) document: PlanDocument,
+    /// What the step under it takes of the device: known only to who made the plan.
+    memory: Option<Memory>,
     /// Where the peak is, and what was measured, in words: known only to who made the plan.
     text: Option<String>,
 }
@@ -65,17 +68,19 @@ impl Region {
 impl Plan {
     pub(crate) fn of(answer: PlanAnswer) -> Self {
         let text = answer.text(Style::default());
-        Plan { document: answer.document, text: Some(text) }
+        Plan { document: answer.document, memory: answer.memory, text: Some(text) }
     }
 
     /// The plan for several variants, each with its name, step and answer.
     fn of_variants(variants: Vec<(String, &StepTrace, PlanAnswer)>) -> Option<Self> {
         let texts: Vec<String> = variants.iter().map(|(_, _, answer)| answer.text(Style::default())).collect();
+        let memory = variants.iter().filter_map(|(_, _, answer)| answer.memory).max_by_key(|memory| memory.reserved);
         let documents = variants.into_iter().map(|(name, step, answer)| (name, step, answer.document)).collect();
         let document = PlanDocument::of_variants(documents)?;
         let worst = document.worst();
         let at = document.each().iter().position(|variant| variant.name == worst.name).unwrap_or(0);
-        Some(Plan { text: texts.get(at).map(|text| with_variants(&document, &worst, text)), document })
+        let text = texts.get(at).map(|text| with_variants(&document, &worst, text));
+        Some(Plan { document, memory, text })
     }
 
     /// What the command line says, as far as the plan alone knows it.
@@ -93,6 +98,7 @@ impl Plan {
             document,
             replayed: None,
             moments: &[],
+            on_device: None,
             measured: None,
         };
         report.text(Style::default())
@@ -138,7 +144,7 @@ impl Plan {
     #[staticmethod]
     fn load(path: PathBuf) -> PyResult<Self> {
         let document = PlanDocument::read(&path).map_err(exception)?;
-        Ok(Plan { document, text: None })
+        Ok(Plan { document, memory: None, text: None })
     }
 
     /// Reads the text of a plan file.
@@ -146,6 +152,7 @@ impl Plan {
     fn from_json(text: &str) -> PyResult<Self> {
         Ok(Plan {
             document: PlanDocument::from_json(text.as_bytes(), Path::new("the plan")).map_err(exception)?,
+            memory: None,
             text: None,
         })
     }
@@ -225,6 +232,21 @@ impl Plan {
         self.document.each().into_iter().map(Variant::of).collect()
     }
 
+    /// What the step under the plan takes of the device: `allocated_bytes`, `reserved_bytes` (by PyTorch's allocator),
+    /// `context_bytes`, `usable_bytes` and `fits`; of several variants the one that reserves most. `None` for the CPU, and for
+    /// a plan that was read.
+    #[getter]
+    fn memory<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(memory) = self.memory else { return Ok(None) };
+        let found = PyDict::new(py);
+        found.set_item("allocated_bytes", memory.allocated.0)?;
+        found.set_item("reserved_bytes", memory.reserved.0)?;
+        found.set_item("context_bytes", memory.context.0)?;
+        found.set_item("usable_bytes", memory.usable.0)?;
+        found.set_item("fits", memory.fits())?;
+        Ok(Some(found))
+    }
+
     /// Time of the step without recomputation.
     #[getter]
     fn step_ms(&self) -> f64 {
@@ -284,8 +306,8 @@ impl Plan {
 /// time.
 #[pyfunction]
 #[pyo3(signature = (trace, budget=None, *, device=DeviceName::default(), device_file=None, planner="exact", cost="physical",
-                    cost_table=None, only=None, never=None, whole=false, world_size=1, allocator=None, gap=None,
-                    time_limit=None))]
+                    cost_table=None, only=None, never=None, whole=false, world_size=1, allocator=None, alloc_conf=None, gap=None,
+                    time_limit=None, usable=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn plan(
     py: Python<'_>,
@@ -301,19 +323,24 @@ pub(crate) fn plan(
     whole: bool,
     world_size: u64,
     allocator: Option<&str>,
+    alloc_conf: Option<&str>,
     gap: Option<f64>,
     time_limit: Option<f64>,
+    usable: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Plan> {
     let Traces { names, steps, lasts } = Traces::of(trace)?;
     let planner = option::planner(planner, gap, time_limit)?;
-    let target = Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator)? };
-    let budget = match budget {
-        Some(budget) => option::size(budget)?,
-        None if device.is_host => return Err(no_budget_for_host()),
-        None => target.device.memory,
-    };
+    let mut target =
+        Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator, alloc_conf)? };
+    if let Some(usable) = usable {
+        target.device.usable = option::size(usable)?;
+    }
+    if budget.is_none() && device.is_host {
+        return Err(no_budget_for_host());
+    }
+    let budget = budget.map(option::size).transpose()?;
     let limits = option::limits(only, never, whole);
-    if let Some(warning) = target.budget_warning(budget) {
+    if let Some(warning) = budget.and_then(|budget| target.budget_warning(budget)) {
         warn(py, &warning)?;
     }
     let (questions, cancel) = Question::each(&lasts, &steps, &target, &limits);
@@ -325,7 +352,7 @@ pub(crate) fn plan(
     let unmet = answers.iter().enumerate().filter_map(|(at, answer)| Some((answer.least_budget()?, at)));
     if let Some((least, at)) = unmet.max() {
         let words = answers[at].text(Style::default());
-        return Err(infeasible(py, &(which(at) + &words), budget, least));
+        return Err(infeasible(py, &(which(at) + &words), answers[at].document.budget_bytes, least));
     }
     for (at, warning) in answers.iter().enumerate().filter_map(|(at, answer)| Some((at, answer.warning()?))) {
         warn(py, &(which(at) + &warning))?;

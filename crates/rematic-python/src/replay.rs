@@ -81,7 +81,7 @@ impl Replay {
 /// Replays the step under a plan, and checks that the plan is for it.
 #[pyfunction]
 #[pyo3(signature = (trace, plan, *, device=None, device_file=None, cost="physical", cost_table=None, world_size=None,
-                    allocator=None))]
+                    allocator=None, alloc_conf=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn replay(
     py: Python<'_>,
@@ -93,6 +93,7 @@ pub(crate) fn replay(
     cost_table: Option<TableOrPath<'_>>,
     world_size: Option<u64>,
     allocator: Option<&str>,
+    alloc_conf: Option<&str>,
 ) -> PyResult<Replay> {
     let document = plan.document.clone();
     let mut target = target(
@@ -101,6 +102,7 @@ pub(crate) fn replay(
         cost,
         cost_table,
         allocator,
+        alloc_conf,
     )?;
     target.ranks = world_size.unwrap_or(document.world_size);
     let question = Question::new(&trace.last, &trace.step, target, Limits::default());

@@ -15,7 +15,7 @@ use crate::work::interruptible;
 /// Writes one HTML page that shows a step, its peak, its plan and the plans for other budgets.
 #[pyfunction]
 #[pyo3(signature = (trace, output, *, budget=None, plan=None, device=DeviceName::default(), device_file=None, cost="physical",
-                    cost_table=None, only=None, never=None, whole=false, world_size=None, allocator=None))]
+                    cost_table=None, only=None, never=None, whole=false, world_size=None, allocator=None, alloc_conf=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn report(
     py: Python<'_>,
@@ -32,9 +32,10 @@ pub(crate) fn report(
     whole: bool,
     world_size: Option<u64>,
     allocator: Option<&str>,
+    alloc_conf: Option<&str>,
 ) -> PyResult<()> {
     let ranks = world_size.or(plan.map(|plan| plan.document.world_size)).unwrap_or(1);
-    let target = Target { ranks, ..target(&device.name, device_file, cost, cost_table, allocator)? };
+    let target = Target { ranks, ..target(&device.name, device_file, cost, cost_table, allocator, alloc_conf)? };
     if device.is_host && budget.is_none() && plan.is_none() {
         return Err(no_budget_for_host());
     }

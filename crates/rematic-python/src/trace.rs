@@ -238,7 +238,7 @@ impl Trace {
     }
 
     /// What `rematic stats --json` says.
-    #[pyo3(signature = (*, device=DeviceName::default(), device_file=None, cost="physical", cost_table=None, allocator=None,
+    #[pyo3(signature = (*, device=DeviceName::default(), device_file=None, cost="physical", cost_table=None, allocator=None, alloc_conf=None,
                         timeline=false))]
     #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
     fn stats<'py>(
@@ -249,9 +249,10 @@ impl Trace {
         cost: &str,
         cost_table: Option<TableOrPath<'_>>,
         allocator: Option<&str>,
+        alloc_conf: Option<&str>,
         timeline: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let target = target(&device.name, device_file, cost, cost_table, allocator)?;
+        let target = target(&device.name, device_file, cost, cost_table, allocator, alloc_conf)?;
         let step = Arc::clone(&self.step);
         let json = interruptible(py, &Cancel::default(), move || {
             Study::of_calls((*step).clone(), target).map(|study| study.stats().json(timeline))

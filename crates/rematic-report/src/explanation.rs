@@ -1,10 +1,11 @@
-use rematic_cost::Measured;
+use rematic_cost::{Device, Measured};
 use rematic_plan::{Explanation, Place, Remedy};
 use rematic_trace::{Bytes, Millis, short};
 use serde::Serialize;
 
 use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
+use crate::memory::{Memory, TriedSetting, settings_table};
 use crate::residents;
 use crate::shorten::{Shorten, unbroken};
 use crate::stats::category_table;
@@ -21,7 +22,11 @@ pub struct ExplanationReport<'a> {
     /// Why, and what helps.
     pub explanation: &'a Explanation,
     /// The device that the time is for.
-    pub device: &'a str,
+    pub device: &'a Device,
+    /// What the step takes of it; `None` on the CPU.
+    pub memory: Option<&'a Memory>,
+    /// What other settings of PyTorch's allocator would do.
+    pub settings: &'a [TriedSetting],
     /// How much of the time was measured.
     pub measured: Option<&'a Measured>,
 }
@@ -36,9 +41,22 @@ impl ExplanationReport<'_> {
             explanation: &'a Explanation,
             device: &'a str,
             #[serde(skip_serializing_if = "Option::is_none")]
+            memory: Option<&'a Memory>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            fits: Option<bool>,
+            #[serde(skip_serializing_if = "<[_]>::is_empty")]
+            allocator_settings: &'a [TriedSetting],
+            #[serde(skip_serializing_if = "Option::is_none")]
             measured: Option<MeasuredJson<'a>>,
         }
-        json(&Json { explanation: self.explanation, device: self.device, measured: measured_json(self.measured) })
+        json(&Json {
+            explanation: self.explanation,
+            device: &self.device.product,
+            memory: self.memory,
+            fits: self.memory.map(Memory::fits),
+            allocator_settings: self.settings,
+            measured: measured_json(self.measured),
+        })
     }
 
     /// A summary for people.
@@ -49,6 +67,9 @@ impl ExplanationReport<'_> {
         text += &residents::table(&self.explanation.residents, style);
         text.push('\n');
         text += &self.ways_down(style);
+        if let Some(memory) = self.memory {
+            text += &settings_table(self.settings, memory.reserved, style);
+        }
         text + &measured_text(self.measured)
     }
 
@@ -68,6 +89,9 @@ impl ExplanationReport<'_> {
                 gap: " ",
                 tail: (&format!("{}{module}", short(op)), Tone::Quiet),
             });
+        }
+        if let Some(memory) = self.memory {
+            text += &memory.text(self.device, style);
         }
         text += &category_table(categories, *peak_bytes, style);
         text.push('\n');
@@ -109,7 +133,7 @@ impl ExplanationReport<'_> {
             lead: ("Each peak is a replay of the whole step;", Tone::Quiet),
             head: "",
             gap: " ",
-            tail: (&format!("times are on top of {step} on {}.", self.device), Tone::Quiet),
+            tail: (&format!("times are on top of {step} on {}.", self.device.product), Tone::Quiet),
         });
         text
     }

@@ -31,7 +31,7 @@ pub use self::csv::timeline_csv;
 pub use chrome_trace::ChromeTrace;
 pub use device::{devices_json, devices_text};
 pub use explanation::ExplanationReport;
-pub use memory::Memory;
+pub use memory::{Memory, OnDevice, TriedSetting};
 pub use milp::MilpReport;
 pub use model::{models_json, models_text};
 pub use notebook::{plan_html, trace_html};

@@ -2,7 +2,9 @@ use rematic_cost::Device;
 use rematic_trace::Bytes;
 use serde::Serialize;
 
+use crate::shorten::Shorten;
 use crate::style::{Sentence, Style, Tone};
+use crate::table::{Column, Table};
 
 /// What a step takes of a device: what counts is what PyTorch's allocator reserves, not what tensors add up to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -13,15 +15,67 @@ pub struct Memory {
     /// The highest bytes that it has taken from the device.
     #[serde(rename = "reserved_bytes")]
     pub reserved: Bytes,
-    /// What the CUDA context and libraries take beside it.
+    /// What the CUDA context and libraries take beside it, NCCL among them where there are several devices.
     #[serde(rename = "context_bytes")]
     pub context: Bytes,
     /// What PyTorch sees of the device.
     #[serde(rename = "usable_bytes")]
     pub usable: Bytes,
+    /// Among how many devices the step is spread.
+    #[serde(skip)]
+    pub ranks: u64,
     /// How often it had to empty its cache to stay below that; `None` if it does not fit.
     #[serde(skip)]
     pub retries: Option<u64>,
+}
+
+/// What a step takes of a device, beside what is said of its peak.
+#[derive(Clone, Copy, Debug)]
+pub struct OnDevice<'a> {
+    /// The device.
+    pub device: &'a Device,
+    /// What is taken of it.
+    pub memory: &'a Memory,
+    /// Whether that is what the step has to fit, and not a budget.
+    pub decides: bool,
+}
+
+/// What PyTorch's allocator would reserve with another setting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TriedSetting {
+    /// As `PYTORCH_CUDA_ALLOC_CONF` takes it.
+    pub setting: &'static str,
+    /// The highest bytes that it would take from the device.
+    pub reserved_bytes: Bytes,
+    /// Whether the step would fit.
+    pub fits: bool,
+}
+
+/// The width below which a shortened setting says little.
+const SETTING: usize = 24;
+
+/// The settings that help, as a table.
+pub(crate) fn settings_table(tried: &[TriedSetting], reserved: Bytes, style: Style) -> String {
+    let helps = |tried: &&TriedSetting| tried.reserved_bytes < reserved;
+    let mut table = Table::new([
+        Column::text("with PyTorch's allocator set to").shorten(Shorten::End, SETTING),
+        Column::number("reserved").tone(Tone::Good),
+        Column::number("less").leave_out(1),
+        Column::text("").leave_out(0),
+    ]);
+    for TriedSetting { setting, reserved_bytes, fits } in tried.iter().filter(helps) {
+        let less = reserved.saturating_sub(*reserved_bytes);
+        let fits = if *fits { "fits" } else { "does not fit" };
+        table.row([(*setting).to_owned(), reserved_bytes.to_string(), less.to_string(), fits.to_owned()]);
+    }
+    if tried.iter().any(|tried| helps(&tried)) { format!("\n{}", table.render(style)) } else { String::new() }
+}
+
+impl OnDevice<'_> {
+    /// Whether the step fits, and what it takes.
+    pub(crate) fn text(&self, style: Style) -> String {
+        self.memory.text(self.device, style)
+    }
 }
 
 impl Memory {
@@ -50,8 +104,11 @@ impl Memory {
         };
         let verdict = style.sentence(&Sentence { lead, head: &head, gap: " ", tail: (&tail, Tone::Plain) });
         let parts = format!(
-            "{} allocated, {} reserved by PyTorch's allocator, {} for the CUDA context",
-            self.allocated, self.reserved, self.context
+            "{} allocated, {} reserved by PyTorch's allocator, {} for the CUDA context{}",
+            self.allocated,
+            self.reserved,
+            self.context,
+            if self.ranks > 1 { " and NCCL" } else { "" }
         );
         let parts = Sentence { lead: ("", Tone::Plain), head: &parts, gap: "", tail: ("", Tone::Plain) };
         verdict + &style.sentence(&parts)

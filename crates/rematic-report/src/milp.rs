@@ -9,6 +9,7 @@ use crate::assumed::assumed_text;
 use crate::comparison::comparison;
 use crate::json::json;
 use crate::measured::{measured_json, measured_text};
+use crate::memory::OnDevice;
 use crate::plan::{PlanJson, ReplayedJson, sharding_advice};
 use crate::regions::{self, RegionJson, Row, place, policy};
 use crate::style::{Style, Tone};
@@ -32,6 +33,8 @@ pub struct MilpReport<'a> {
     pub replayed: Option<(&'a PlanDocument, &'a Replayed)>,
     /// The bytes in use after every operator, without and with the plan; may be empty.
     pub moments: &'a [PlannedMoment],
+    /// What the step under the plan takes of the device; `None` where that is not known.
+    pub on_device: Option<OnDevice<'a>>,
     /// How much of the time was measured.
     pub measured: Option<&'a Measured>,
 }
@@ -75,6 +78,8 @@ impl<'a> MilpReport<'a> {
                 recompute_ms: replayed.recompute,
                 within_budget: replayed.peak <= self.budget,
             },
+            memory: self.on_device.map(|on| on.memory),
+            fits: self.on_device.map(|on| on.memory.fits()),
             measured: measured_json(self.measured),
         })
     }
@@ -88,6 +93,7 @@ impl<'a> MilpReport<'a> {
                 let fits = style.paint("Fits as it is", Tone::Good);
                 let _ = writeln!(text, "{fits}, by torch's model: peak {peak} of {}.", self.budget);
                 self.replay_text(&mut text, style);
+                text += &self.on_device_text(style);
                 text += &comparison(self.moments, self.budget, style);
             }
             MilpOutcome::Infeasible { least_budget, .. } => {
@@ -109,6 +115,7 @@ impl<'a> MilpReport<'a> {
                     self.baseline, plan.peak, self.budget, plan.recompute, self.step
                 );
                 self.replay_text(&mut text, style);
+                text += &self.on_device_text(style);
                 text += &comparison(self.moments, self.budget, style);
                 let rows = plan.choices.iter().map(|choice| Row {
                     module: &choice.fqn,
@@ -122,6 +129,10 @@ impl<'a> MilpReport<'a> {
             }
         }
         text + &assumed_text(self.trace) + &measured_text(self.measured)
+    }
+
+    fn on_device_text(&self, style: Style) -> String {
+        self.on_device.map_or_else(String::new, |on| on.text(style))
     }
 
     /// What was replayed: the plan, or the step as it is.

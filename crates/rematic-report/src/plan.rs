@@ -9,6 +9,7 @@ use crate::assumed::assumed_text;
 use crate::comparison::comparison;
 use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
+use crate::memory::{Memory, OnDevice};
 use crate::regions::{self, RegionJson, place, policy};
 use crate::style::{Style, Tone};
 use crate::table::{Column, Table};
@@ -26,6 +27,8 @@ pub struct PlanReport<'a> {
     pub replayed: Option<&'a Replayed>,
     /// The bytes in use after every operator, without and with the plan; may be empty.
     pub moments: &'a [PlannedMoment],
+    /// What the step under the plan takes of the device; `None` where that is not known.
+    pub on_device: Option<OnDevice<'a>>,
     /// How much of the time was measured.
     pub measured: Option<&'a Measured>,
 }
@@ -46,6 +49,10 @@ pub(crate) struct PlanJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) least_budget_categories: Option<Vec<CategoryBytes>>,
     pub(crate) replayed: ReplayedJson,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) memory: Option<&'a Memory>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fits: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) measured: Option<MeasuredJson<'a>>,
 }
@@ -91,6 +98,8 @@ impl PlanReport<'_> {
                 recompute_ms: plan.recompute_ms,
                 within_budget: plan.peak_bytes <= plan.budget_bytes,
             },
+            memory: self.on_device.map(|on| on.memory),
+            fits: self.on_device.map(|on| on.memory.fits()),
             measured: measured_json(self.measured),
         })
     }
@@ -102,9 +111,13 @@ impl PlanReport<'_> {
         match self.verdict {
             Verdict::Fits => {
                 let PlanDocument { baseline_peak_bytes: peak, budget_bytes: budget, .. } = self.document;
-                let spare = budget.saturating_sub(*peak);
                 let fits = style.paint("Fits as it is", Tone::Good);
-                let _ = writeln!(text, "{fits}: peak {peak} of {budget}, {spare} to spare. Nothing to drop.");
+                let spare = match self.budget() {
+                    Some(budget) => format!(" of {budget}, {} to spare", budget.saturating_sub(*peak)),
+                    None => String::new(),
+                };
+                let _ = writeln!(text, "{fits}: peak {peak}{spare}. Nothing to drop.");
+                text += &self.on_device_text(style);
                 text += &comparison(self.moments, *budget, style);
             }
             Verdict::Infeasible => self.infeasible(&mut text, style),
@@ -116,26 +129,40 @@ impl PlanReport<'_> {
     fn infeasible(&self, text: &mut String, style: Style) {
         let PlanDocument { peak_bytes: least, budget_bytes: budget, .. } = self.document;
         let cannot = style.paint("Cannot fit", Tone::Bad);
-        let _ = writeln!(text, "{cannot} {budget}: the least reachable peak is {least}{}.", self.place());
+        let what = match self.on_device {
+            Some(on) if on.decides => on.device.product.clone(),
+            _ => budget.to_string(),
+        };
+        let _ = writeln!(text, "{cannot} {what}: the least reachable peak is {least}{}.", self.place());
+        if self.budget().is_none() {
+            *text += &self.on_device_text(style);
+        }
         if let Some(replayed) = self.replayed {
             let parts = CategoryBytes::of(&replayed.snapshot);
             let parts: Vec<String> =
                 parts.iter().map(|CategoryBytes { category, bytes }| format!("{category} {bytes}")).collect();
             let _ = writeln!(text, "There it is {}.", parts.join(", "));
         }
-        let _ = writeln!(
-            text,
-            "Raise {} to at least {} bytes{}, or use a smaller batch.",
-            Opt("budget"),
-            least.0,
-            sharding_advice(self.trace)
-        );
+        let raise = match self.budget() {
+            Some(_) => format!("Raise {} to at least {} bytes", Opt("budget"), least.0),
+            None => format!("Choose a larger device with {}", Opt("device")),
+        };
+        let _ = writeln!(text, "{raise}{}, or use a smaller batch.", sharding_advice(self.trace));
         *text += &comparison(self.moments, *budget, style);
     }
 
     /// Where the peak is, as far as is known.
     fn place(&self) -> String {
         place(self.trace, self.replayed.and_then(|replayed| replayed.at))
+    }
+
+    /// What the step has to fit, unless it is the device.
+    fn budget(&self) -> Option<Bytes> {
+        (!self.on_device.is_some_and(|on| on.decides)).then_some(self.document.budget_bytes)
+    }
+
+    fn on_device_text(&self, style: Style) -> String {
+        self.on_device.map_or_else(String::new, |on| on.text(style))
     }
 
     fn planned(&self, text: &mut String, style: Style) {
@@ -147,7 +174,9 @@ impl PlanReport<'_> {
             over => style.paint(&format!("Does not fit with this plan, by {over}"), Tone::Bad),
         };
         let (before, place) = (plan.baseline_peak_bytes, self.place());
-        let _ = writeln!(text, "{fits}: peak {before} -> {} of {budget}{place}.", plan.peak_bytes);
+        let of_budget = self.budget().map_or_else(String::new, |budget| format!(" of {budget}"));
+        let _ = writeln!(text, "{fits}: peak {before} -> {}{of_budget}{place}.", plan.peak_bytes);
+        *text += &self.on_device_text(style);
         let share = plan.recompute_ms.0 / step.0.max(f64::MIN_POSITIVE) * 100.0;
         let quality = quality(plan);
         let _ = writeln!(text, "Recomputing takes {} on top of {step} ({share:.2} %); {quality}.", plan.recompute_ms);
@@ -178,6 +207,12 @@ pub struct CurvePoint {
     pub budget_bytes: Bytes,
     /// The peak of its plan.
     pub peak_bytes: Bytes,
+    /// What PyTorch's allocator reserves under its plan; `None` on the CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved_bytes: Option<Bytes>,
+    /// Whether the device has that; `None` on the CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fits: Option<bool>,
     /// Time of recomputation.
     pub recompute_ms: Millis,
     /// No plan within the budget takes less.
@@ -193,6 +228,8 @@ pub struct CurveReport<'a> {
     pub step: Millis,
     /// The largest budget first.
     pub points: &'a [CurvePoint],
+    /// The device.
+    pub device: &'a str,
     /// How much of the time was measured.
     pub measured: Option<&'a Measured>,
 }
@@ -218,7 +255,8 @@ impl CurveReport<'_> {
         let most = self.points.iter().map(|point| point.recompute_ms.0).fold(f64::MIN_POSITIVE, f64::max);
         let mut table = Table::new([
             Column::number("budget"),
-            Column::number("peak").leave_out(1),
+            Column::number("peak").leave_out(2),
+            Column::number("reserved").leave_out(1),
             Column::number("recompute"),
             Column::number("of the step"),
             Column::text("").tone(Tone::Accent).leave_out(0),
@@ -229,12 +267,24 @@ impl CurveReport<'_> {
             table.row([
                 point.budget_bytes.to_string(),
                 point.peak_bytes.to_string(),
+                point.reserved_bytes.map_or_else(String::new, |reserved| reserved.to_string()),
                 point.recompute_ms.to_string(),
                 format!("{:.2} %", point.recompute_ms.0 / self.step.0.max(f64::MIN_POSITIVE) * 100.0),
                 bar,
             ]);
         }
-        style.paint(self.model, Tone::Strong) + "\n" + &table.render(style) + &measured_text(self.measured)
+        let heading = style.paint(self.model, Tone::Strong) + "\n";
+        heading + &table.render(style) + &self.first_that_fits() + &measured_text(self.measured)
+    }
+
+    /// The largest budget whose plan fits the device, with what PyTorch's allocator reserves.
+    fn first_that_fits(&self) -> String {
+        let known = self.points.iter().any(|point| point.fits.is_some());
+        match self.points.iter().find(|point| point.fits == Some(true)) {
+            Some(point) => format!("The largest of these budgets that fits {}: {}\n", self.device, point.budget_bytes),
+            None if known => format!("None of these budgets fits {}\n", self.device),
+            None => String::new(),
+        }
     }
 }
 

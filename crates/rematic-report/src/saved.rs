@@ -57,6 +57,10 @@ pub struct SavedPage<'a> {
     pub file: &'a Path,
     /// The plan that it shows.
     pub plan: &'a PlanDocument,
+    /// Whether the step fits.
+    pub fits: bool,
+    /// The device that it has to fit; `None` for the plan's budget.
+    pub device: Option<&'a str>,
     /// The step for Perfetto, if it was written too.
     pub chrome_trace: Option<&'a Path>,
     /// The step as a table, if it was written too.
@@ -71,6 +75,7 @@ struct PageJson<'a> {
     baseline_peak_bytes: Bytes,
     peak_bytes: Bytes,
     within_budget: bool,
+    fits: bool,
     chrome_trace: Option<String>,
     csv: Option<String>,
 }
@@ -87,6 +92,7 @@ impl SavedPage<'_> {
             baseline_peak_bytes: *baseline_peak_bytes,
             peak_bytes: *peak_bytes,
             within_budget: peak_bytes <= budget_bytes,
+            fits: self.fits,
             chrome_trace: self.chrome_trace.map(|path| path.display().to_string()),
             csv: self.csv.map(|path| path.display().to_string()),
         })
@@ -96,10 +102,14 @@ impl SavedPage<'_> {
     #[must_use]
     pub fn text(&self) -> String {
         let PlanDocument { source, budget_bytes, baseline_peak_bytes, peak_bytes, regions, .. } = self.plan;
-        let plan = match (regions.is_empty(), peak_bytes <= budget_bytes) {
-            (true, true) => format!("fits as it is, {peak_bytes} of {budget_bytes}"),
-            (_, true) => format!("fits with a plan, {baseline_peak_bytes} -> {peak_bytes} of {budget_bytes}"),
-            (_, false) => format!("cannot fit {budget_bytes}, {baseline_peak_bytes} -> {peak_bytes} at the least"),
+        let (on, of, what) = match self.device {
+            Some(device) => (format!(" {device}"), String::new(), device.to_owned()),
+            None => (String::new(), format!(" of {budget_bytes}"), budget_bytes.to_string()),
+        };
+        let plan = match (regions.is_empty(), self.fits) {
+            (true, true) => format!("fits{on} as it is, {peak_bytes}{of}"),
+            (_, true) => format!("fits{on} with a plan, {baseline_peak_bytes} -> {peak_bytes}{of}"),
+            (_, false) => format!("cannot fit {what}, {baseline_peak_bytes} -> {peak_bytes} at the least"),
         };
         let mut text = format!("{}: {} {plan}\n", self.file.display(), visible(source));
         for (path, content) in [

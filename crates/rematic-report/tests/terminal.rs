@@ -6,7 +6,7 @@ use rematic_cost::{CostRule, Costs, Device, Devices};
 use rematic_fake::models::{BUILTIN, Model, Options};
 use rematic_plan::{Explanation, Limits, Problem};
 use rematic_replay::{Allocator, Timeline};
-use rematic_report::{ExplanationReport, Memory, StatsReport, Style, devices_text, models_text};
+use rematic_report::{ExplanationReport, Memory, StatsReport, Style, TriedSetting, devices_text, models_text};
 use rematic_torch::StepStats;
 use rematic_trace::Bytes;
 
@@ -17,6 +17,7 @@ const MEMORY: Memory = Memory {
     reserved: Bytes(43 << 30),
     context: Bytes(512 << 20),
     usable: Bytes(79 << 30),
+    ranks: 1,
     retries: Some(0),
 };
 /// Wide enough that nothing is left out.
@@ -42,7 +43,9 @@ fn explanation_of(model: &str, styles: &[Style]) -> Vec<String> {
     let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
     let explanation =
         Explanation::new(&Problem::new(trace.clone(), costs, Limits::default()).unwrap(), &trace, &device);
-    let report = ExplanationReport { explanation: &explanation, device: &device.product, measured: None };
+    let settings = [TriedSetting { setting: "expandable_segments:True", reserved_bytes: Bytes(41 << 30), fits: true }];
+    let (memory, settings) = (Some(&MEMORY), &settings[..]);
+    let report = ExplanationReport { explanation: &explanation, device: &device, memory, settings, measured: None };
     styles.iter().map(|style| report.text(*style)).collect()
 }
 

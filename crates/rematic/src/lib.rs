@@ -23,6 +23,7 @@ mod milp;
 pub mod options;
 mod page;
 mod planning;
+mod room;
 mod source;
 mod study;
 mod target;
@@ -52,7 +53,7 @@ pub use rematic_torch::{
 pub use rematic_trace::{Bytes, Category, DeviceKind, Dtype, FileError, Millis, Origin, Phase, StepTrace, Verdict};
 pub use source::Source;
 pub use study::Study;
-pub use target::{CONTEXT, CostSource, Target};
+pub use target::{CONTEXT, CostSource, NCCL, Target};
 
 /// Write a model of your own: tensors, modules, and the step.
 pub mod fake {

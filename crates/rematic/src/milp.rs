@@ -45,7 +45,8 @@ impl Study {
                 MilpOutcome::Planned(plan) => bounded(problem, replay_milp(problem, plan, &tradeoffs)?, budget),
                 MilpOutcome::Fits { .. } | MilpOutcome::Infeasible { .. } => problem.unplanned(),
             };
-            let answer = self.answer(problem, found.outcome.verdict(), solution, budget);
+            let memory = self.memory_under(problem, &solution.checkpoints);
+            let answer = self.answer(problem, (found.outcome.verdict(), solution), budget, memory);
             Ok(PlanAnswer { milp: Some(found), ..answer })
         })?
     }

@@ -1,6 +1,6 @@
 use rematic_plan::{Outcome, PlanDocument, Problem, Solution};
 use rematic_replay::Recording;
-use rematic_report::{Origins, Page, PlanView};
+use rematic_report::{OnDevice, Origins, Page, PlanView};
 use rematic_trace::{Bytes, Verdict};
 
 use crate::error::Error;
@@ -9,7 +9,7 @@ use crate::study::Study;
 /// What a page is to show.
 #[derive(Clone, Debug, Default)]
 pub struct PageOptions {
-    /// The most memory that may be in use; `None` for what the device has.
+    /// The most memory that tensors may take; `None` for what fits the device.
     pub budget: Option<Bytes>,
     /// A plan to show; `None` for the planner's own.
     pub plan: Option<PlanDocument>,
@@ -25,6 +25,8 @@ pub struct PageAnswer {
     pub document: PlanDocument,
     /// The step under that plan.
     pub recording: Recording,
+    /// Whether it fits: the budget, or the device if there is none.
+    pub fits: bool,
 }
 
 impl Study {
@@ -38,6 +40,7 @@ impl Study {
             return Err(Error::NoBudget { found: Bytes(0) });
         }
         let (trace, problem) = (&*self.trace, self.problem()?);
+        let for_device = options.budget.is_none() && options.plan.is_none() && self.is_cuda();
         self.limits.cancel.catch(|| {
             let points = problem.curve(options.points, progress);
             let (budget, solution) = self.chosen(problem, &points, options)?;
@@ -49,11 +52,19 @@ impl Study {
             };
             let document = self.document(problem, &solution, budget);
             let recording = problem.record(&solution.checkpoints);
+            let memory = self.memory_under(problem, &solution.checkpoints);
+            let device = &self.target.device;
+            let on_device = memory.as_ref().map(|memory| OnDevice { device, memory, decides: for_device });
+            let fits = match &memory {
+                Some(memory) if for_device => memory.fits(),
+                _ => document.peak_bytes <= document.budget_bytes,
+            };
             let page = Page {
                 trace,
                 costs: &self.costs,
                 regions: problem.regions(),
-                device: &self.target.device,
+                device,
+                on_device,
                 allocator: self.allocator(),
                 origins: &origins,
                 plain: &problem.record(&[]),
@@ -61,7 +72,7 @@ impl Study {
                 explanation: &self.explain()?,
                 curve: points.iter().map(view).collect(),
             };
-            Ok(PageAnswer { html: page.html(), document, recording })
+            Ok(PageAnswer { html: page.html(), document, recording, fits })
         })?
     }
 
@@ -76,8 +87,10 @@ impl Study {
             let budget = options.budget.unwrap_or(document.budget_bytes);
             return Ok((budget, Self::replayed(problem, &document, budget)?));
         }
-        let budget = options.budget.unwrap_or(self.target.device.memory);
-        let Outcome { verdict, solution } = problem.exact(budget);
+        let (budget, Outcome { verdict, solution }) = match options.budget {
+            Some(budget) => (budget, problem.exact(budget)),
+            None => (self.room(), self.for_device(problem, Problem::exact).0),
+        };
         Ok(match (verdict, curve.last()) {
             // The curve ends where no plan goes any lower.
             (Verdict::Infeasible, Some((_, least))) => (budget, least.clone()),

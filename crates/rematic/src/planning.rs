@@ -1,14 +1,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rematic_cost::Measured;
+use rayon::prelude::*;
+use rematic_cost::{Device, Measured};
 use rematic_plan::{Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
-use rematic_report::{CurvePoint, CurveReport, MilpReport, PlanReport, Style};
+use rematic_report::{CurvePoint, CurveReport, Memory, MilpReport, OnDevice, PlanReport, Style};
 use rematic_torch::MilpOutcome;
 use rematic_trace::{Bytes, Flops, Millis, Opt, StepTrace, Verdict};
 
 use crate::error::Error;
 use crate::milp::MilpAnswer;
+use crate::room::{Fitting, Search};
 use crate::study::Study;
 
 /// How to plan.
@@ -67,6 +69,12 @@ pub struct PlanAnswer {
     pub moments: Vec<PlannedMoment>,
     /// Flops of the operators that run again.
     pub recompute_flops: Flops,
+    /// The device.
+    pub device: Device,
+    /// What the step under that plan takes of it; `None` on the CPU.
+    pub memory: Option<Memory>,
+    /// Whether it is the device that the step has to fit, and not a budget.
+    pub for_device: bool,
     /// How much of the time was measured.
     pub measured: Option<Measured>,
     /// What the planner `milp` says, by whose model the step fits or does not; `None` from the others.
@@ -126,8 +134,14 @@ impl PlanAnswer {
             replayed_baseline: &milp.replayed_baseline,
             replayed: (self.verdict == Verdict::Planned).then_some((&self.document, &self.replayed)),
             moments: &self.moments,
+            on_device: self.on_device(),
             measured: self.measured.as_ref(),
         }
+    }
+
+    fn on_device(&self) -> Option<OnDevice<'_>> {
+        let memory = self.memory.as_ref()?;
+        Some(OnDevice { device: &self.device, memory, decides: self.for_device })
     }
 
     fn report(&self) -> PlanReport<'_> {
@@ -137,6 +151,7 @@ impl PlanAnswer {
             document: &self.document,
             replayed: Some(&self.replayed),
             moments: &self.moments,
+            on_device: self.on_device(),
             measured: self.measured.as_ref(),
         }
     }
@@ -147,6 +162,8 @@ impl PlanAnswer {
 pub struct CurveAnswer {
     /// The largest budget first.
     pub points: Vec<CurvePoint>,
+    /// The device.
+    pub device: Device,
     /// Time of the step without recomputation.
     pub step: Millis,
     /// How much of the time was measured.
@@ -157,28 +174,55 @@ impl CurveAnswer {
     /// What the command line says about it.
     #[must_use]
     pub fn report<'a>(&'a self, model: &'a str) -> CurveReport<'a> {
-        CurveReport { model, step: self.step, points: &self.points, measured: self.measured.as_ref() }
+        let CurveAnswer { points, device, step, measured } = self;
+        CurveReport { model, step: *step, points, device: &device.product, measured: measured.as_ref() }
     }
 }
 
 impl Study {
-    /// Finds what to drop and recompute so that the step fits a budget.
+    /// Finds what to drop and recompute so that the step fits: a budget for what tensors take; or without one the device,
+    /// with what PyTorch's allocator reserves for them and what is taken beside it.
     ///
     /// # Errors
     /// If the limits leave nothing to plan or are cancelled, or the budget is zero. The planner `milp` does not take regions
     /// as a whole, and may run out of time.
-    pub fn plan(&self, planner: Planner, budget: Bytes) -> Result<PlanAnswer, Error> {
+    pub fn plan(&self, planner: Planner, budget: Option<Bytes>) -> Result<PlanAnswer, Error> {
+        let for_device = budget.is_none();
+        let budget = budget.unwrap_or_else(|| self.room());
         if budget == Bytes(0) {
             return Err(Error::NoBudget { found: budget });
         }
-        let search = match planner {
+        let search: Search = match planner {
             Planner::Exact => Problem::exact,
             Planner::Greedy => Problem::greedy,
             Planner::Milp(settings) => return self.milp(settings, budget),
         };
         let problem = self.problem()?;
-        let Outcome { verdict, solution } = self.limits.cancel.catch(|| search(problem, budget))?;
-        Ok(self.answer(problem, verdict, solution, budget))
+        let (Outcome { verdict, solution }, memory) = self.limits.cancel.catch(|| {
+            if for_device {
+                return self.for_device(problem, search);
+            }
+            let found = search(problem, budget);
+            let memory = self.memory_under(problem, &found.solution.checkpoints);
+            (found, memory)
+        })?;
+        Ok(PlanAnswer {
+            for_device: for_device && self.is_cuda(),
+            ..self.answer(problem, (verdict, solution), budget, memory)
+        })
+    }
+
+    /// The plan under which the step fits the device, and what it takes then.
+    pub(crate) fn for_device(&self, problem: &Problem, search: Search) -> (Outcome, Option<Memory>) {
+        if self.is_cuda() {
+            return Fitting::new(self, problem, search).find();
+        }
+        (search(problem, self.room()), None)
+    }
+
+    /// What the device has for the step.
+    pub(crate) fn room(&self) -> Bytes {
+        if self.is_cuda() { self.target.room() } else { self.target.device.memory }
     }
 
     /// Plans for budgets from the step as it is down to the least that can be reached; `progress` is told after each one.
@@ -188,14 +232,19 @@ impl Study {
     pub fn curve(&self, points: usize, progress: impl Fn() + Sync) -> Result<CurveAnswer, Error> {
         let problem = self.problem()?;
         let curve = self.limits.cancel.catch(|| problem.curve(points, progress))?;
-        let point = |(budget, solution): (Bytes, Solution)| CurvePoint {
+        let memory = |(_, solution): &(Bytes, Solution)| self.memory_under(problem, &solution.checkpoints);
+        let memories: Vec<Option<Memory>> = curve.par_iter().map(memory).collect();
+        let point = |((budget, solution), memory): ((Bytes, Solution), Option<Memory>)| CurvePoint {
             budget_bytes: budget,
             peak_bytes: solution.replayed.peak,
+            reserved_bytes: memory.map(|memory| memory.reserved),
+            fits: memory.map(|memory| memory.fits()),
             recompute_ms: solution.replayed.recompute,
             lower_bound_ms: solution.lower_bound,
         };
         Ok(CurveAnswer {
-            points: curve.into_iter().map(point).collect(),
+            points: curve.into_iter().zip(memories).map(point).collect(),
+            device: self.target.device.clone(),
             step: self.costs.step().time,
             measured: self.costs.measurements().cloned(),
         })
@@ -209,10 +258,17 @@ impl Study {
         let problem = self.problem()?;
         let budget = document.budget_bytes;
         let solution = Self::replayed(problem, document, budget)?;
-        Ok(self.answer(problem, Verdict::Planned, solution, budget))
+        let memory = self.memory_under(problem, &solution.checkpoints);
+        Ok(self.answer(problem, (Verdict::Planned, solution), budget, memory))
     }
 
-    pub(crate) fn answer(&self, problem: &Problem, verdict: Verdict, solution: Solution, budget: Bytes) -> PlanAnswer {
+    pub(crate) fn answer(
+        &self,
+        problem: &Problem,
+        (verdict, solution): (Verdict, Solution),
+        budget: Bytes,
+        memory: Option<Memory>,
+    ) -> PlanAnswer {
         let document = self.document(problem, &solution, budget);
         let moments = problem.moments(&solution.checkpoints);
         let replayed = solution.replayed;
@@ -223,6 +279,9 @@ impl Study {
             moments,
             recompute_flops: replayed.recomputed.iter().map(|op| self.costs.flops()[*op]).sum(),
             replayed,
+            device: self.target.device.clone(),
+            memory,
+            for_device: false,
             measured: self.costs.measurements().cloned(),
             milp: None,
         }

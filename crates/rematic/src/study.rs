@@ -1,16 +1,26 @@
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
+use rayon::prelude::*;
+use rematic_allocator::Settings;
 use rematic_cost::Costs;
 use rematic_layout::even_shards;
 use rematic_plan::{Explanation, Limits, PlanDocument, PlanError, Problem, Solution};
-use rematic_replay::{Allocator, Timeline};
-use rematic_report::{Memory, StatsReport};
+use rematic_replay::{Allocator, Checkpoint, Ledger, Schedule, Scratch, Timeline};
+use rematic_report::{Memory, StatsReport, TriedSetting};
 use rematic_torch::StepStats;
 use rematic_trace::{Bytes, Millis, StepTrace};
 
 use crate::error::Error;
 use crate::target::Target;
+
+/// Settings that often help, each on top of those that are given.
+const TRIED: [(&str, fn(&mut Settings)); 4] = [
+    ("expandable_segments:True", |settings| settings.expandable_segments = true),
+    ("max_split_size_mb:128", |settings| settings.max_split_size = Some(128 << 20)),
+    ("max_split_size_mb:512", |settings| settings.max_split_size = Some(512 << 20)),
+    ("large_segment_size_mb:64", |settings| settings.large_segment_size = 64 << 20),
+];
 
 /// A step on a target, with all that is worked out about it: each thing once, when it is first asked for. Every verb asks it.
 pub struct Study {
@@ -23,6 +33,7 @@ pub struct Study {
     pub(crate) limits: Limits,
     problem: OnceLock<Problem>,
     statistics: OnceLock<Statistics>,
+    scratch: OnceLock<Scratch>,
     memory: OnceLock<Option<Memory>>,
 }
 
@@ -46,8 +57,9 @@ impl Study {
         };
         let costs = Arc::new(target.costs(&trace)?);
         let limits = Limits { allocator: target.allocator(&trace), ..limits };
-        let (problem, statistics, memory) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Ok(Study { target, whole, trace, costs, limits, problem, statistics, memory })
+        let (problem, statistics) = (OnceLock::new(), OnceLock::new());
+        let (scratch, memory) = (OnceLock::new(), OnceLock::new());
+        Ok(Study { target, whole, trace, costs, limits, problem, statistics, scratch, memory })
     }
 
     /// A step whose statistics are wanted. Torch's tools see calls through module hooks; where times are not torch's, whole
@@ -117,8 +129,38 @@ impl Study {
     /// What the step of one rank takes of the device; nothing for a step on the CPU.
     #[must_use]
     pub fn memory(&self) -> Option<&Memory> {
-        let made = || (self.allocator() == Allocator::Cuda).then(|| self.target.memory(&self.trace));
+        let made = || self.is_cuda().then(|| self.target.memory(&self.trace));
         self.memory.get_or_init(made).as_ref()
+    }
+
+    /// What it takes with these regions checkpointed; nothing for a step on the CPU.
+    pub(crate) fn memory_under(&self, problem: &Problem, checkpoints: &[Checkpoint]) -> Option<Memory> {
+        if checkpoints.is_empty() {
+            return self.memory().copied();
+        }
+        let made = || self.target.memory_of(&self.trace, &problem.schedule(checkpoints), self.scratch());
+        self.is_cuda().then(made)
+    }
+
+    /// What other settings of PyTorch's allocator would make of the step; nothing for a step on the CPU.
+    #[must_use]
+    pub fn tried_settings(&self) -> Vec<TriedSetting> {
+        if !self.is_cuda() {
+            return Vec::new();
+        }
+        let start = Ledger::new(&self.trace, Allocator::Cuda);
+        let schedule = Schedule::plain(&self.trace, &start);
+        let tried = |&(setting, change): &(&'static str, fn(&mut Settings))| {
+            let mut target = self.target.clone();
+            change(&mut target.settings);
+            let memory = target.memory_of(&self.trace, &schedule, self.scratch());
+            TriedSetting { setting, reserved_bytes: memory.reserved, fits: memory.fits() }
+        };
+        TRIED.par_iter().map(tried).collect()
+    }
+
+    fn scratch(&self) -> &Scratch {
+        self.scratch.get_or_init(|| self.target.scratch(&self.trace))
     }
 
     pub(crate) fn statistics(&self) -> &Statistics {
@@ -127,6 +169,11 @@ impl Study {
             let stats = StepStats::new(&self.whole, &timeline, &self.costs);
             Statistics { timeline, stats }
         })
+    }
+
+    /// Whether PyTorch's caching allocator serves the step.
+    pub(crate) fn is_cuda(&self) -> bool {
+        self.allocator() == Allocator::Cuda
     }
 
     pub(crate) fn allocator(&self) -> Allocator {

@@ -37,6 +37,9 @@ impl CostSource {
 /// L40 (Qwen3-VL's 2097) leave 0.48 and 0.49 GiB; other cards and versions take between 0.4 and 0.9.
 pub const CONTEXT: Bytes = Bytes(512 << 20);
 
+/// What NCCL takes for a communicator on each device: 544 MB with two GPUs and 688 MB with more (four A100, NCCL's issue 964).
+pub const NCCL: Bytes = Bytes(688_000_000);
+
 /// More than any device has.
 const UNLIMITED: Bytes = Bytes(1 << 50);
 
@@ -88,8 +91,8 @@ impl Target {
     /// What there is to say about a budget that the device does not have.
     #[must_use]
     pub fn budget_warning(&self, budget: Bytes) -> Option<String> {
-        let Device { product, memory, .. } = &self.device;
-        (budget > *memory).then(|| format!("the budget of {budget} is larger than the memory of {product}, {memory}"))
+        let Device { product, usable, .. } = &self.device;
+        (budget > *usable).then(|| format!("the budget of {budget} is larger than the memory of {product}, {usable}"))
     }
 
     /// What a step takes of the device, in its first iterations.
@@ -97,28 +100,41 @@ impl Target {
     /// Where PyTorch's allocator wants more than there is, it empties its cache and tries again, as it does on the device.
     #[must_use]
     pub fn memory(&self, trace: &StepTrace) -> Memory {
-        let architecture = self.device.chip.map(|(capability, processors)| Architecture { capability, processors });
-        let scratch = Scratch::new(trace, architecture);
         let start = Ledger::new(trace, Allocator::Cuda);
-        let schedule = Schedule::plain(trace, &start);
-        let on = |memory: Bytes| {
-            Reserved::new(trace, &schedule, self.settings.clone(), Card::with_memory(memory.0), &scratch)
-        };
-        let there = self.device.usable.saturating_sub(CONTEXT);
-        let (found, fits) = match on(there) {
+        self.memory_of(trace, &Schedule::plain(trace, &start), &self.scratch(trace))
+    }
+
+    /// What kernels take for themselves on the device.
+    pub(crate) fn scratch(&self, trace: &StepTrace) -> Scratch {
+        let architecture = self.device.chip.map(|(capability, processors)| Architecture { capability, processors });
+        Scratch::new(trace, architecture)
+    }
+
+    /// As [`Target::memory`], for the step as it is scheduled.
+    pub(crate) fn memory_of(&self, trace: &StepTrace, schedule: &Schedule<'_>, scratch: &Scratch) -> Memory {
+        let (context, usable) = (self.context(), self.device.usable);
+        let on =
+            |memory: Bytes| Reserved::new(trace, schedule, self.settings.clone(), Card::with_memory(memory.0), scratch);
+        let (found, fits) = match on(self.room()) {
             Ok(found) => (Some(found), true),
             Err(_) => (on(UNLIMITED).ok(), false),
         };
         let (allocated, reserved, retries) = found.map_or((u64::MAX, u64::MAX, 0), |found| {
             (found.counters.allocated.peak, found.counters.reserved.peak, found.counters.retries)
         });
-        Memory {
-            allocated: Bytes(allocated),
-            reserved: Bytes(reserved),
-            context: CONTEXT,
-            usable: self.device.usable,
-            retries: fits.then_some(retries),
-        }
+        let (allocated, reserved) = (Bytes(allocated), Bytes(reserved));
+        Memory { allocated, reserved, context, usable, ranks: self.ranks, retries: fits.then_some(retries) }
+    }
+
+    /// What is taken beside PyTorch's allocator.
+    fn context(&self) -> Bytes {
+        if self.ranks > 1 { CONTEXT + NCCL } else { CONTEXT }
+    }
+
+    /// What of the device is left for PyTorch's allocator.
+    #[must_use]
+    pub fn room(&self) -> Bytes {
+        self.device.usable.saturating_sub(self.context())
     }
 
     /// How the step's memory is rounded: as asked for, or else as the step itself says.

@@ -49,7 +49,8 @@ fn the_same_step_gives_the_same_page() {
 #[test]
 fn without_a_budget_it_is_the_devices_memory() {
     let found = page(&traced("seed-transformer"), None);
-    assert_eq!(found.document.budget_bytes, rematic::Device::find("h100").unwrap().memory);
+    let usable = rematic::Device::find("h100").unwrap().usable;
+    assert_eq!(found.document.budget_bytes, usable.saturating_sub(rematic::CONTEXT));
     assert!(found.document.regions.is_empty());
 }
 

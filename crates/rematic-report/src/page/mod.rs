@@ -15,6 +15,7 @@ use rematic_trace::{Bytes, Category, Decision, Millis, Module, Phase, StepTrace}
 use serde::Serialize;
 
 use crate::html::escaped;
+use crate::memory::{Memory, OnDevice};
 use crate::regions::{self, Kind};
 use crate::{plan, stats};
 pub use step::Origins;
@@ -46,6 +47,8 @@ pub struct Page<'a> {
     pub regions: &'a Regions,
     /// The device that the time is for.
     pub device: &'a Device,
+    /// What the step under the chosen plan takes of it, and whether that decides; `None` on the CPU.
+    pub on_device: Option<OnDevice<'a>>,
     /// How memory is rounded.
     pub allocator: Allocator,
     /// Who has its storages.
@@ -143,6 +146,12 @@ struct Document<'a> {
     assumptions: Vec<String>,
     device: &'a str,
     device_bytes: Bytes,
+    /// What the step under the chosen plan takes of the device.
+    memory: Option<&'a Memory>,
+    /// Whether the device has that.
+    fits: Option<bool>,
+    /// Whether that is what was planned for, and not a budget.
+    for_device: bool,
     parameters: String,
     baseline_peak_bytes: Bytes,
     step_ms: Millis,
@@ -217,7 +226,10 @@ impl Page<'_> {
             facts: trace.origin.facts().iter().map(|(name, value)| stats::fact(name, value)).collect(),
             assumptions: self.assumptions(),
             device: &self.device.product,
-            device_bytes: self.device.memory,
+            device_bytes: self.device.usable,
+            memory: self.on_device.map(|on| on.memory),
+            fits: self.on_device.map(|on| on.memory.fits()),
+            for_device: self.on_device.is_some_and(|on| on.decides),
             parameters: stats::thousands(stats::parameter_count(trace)),
             baseline_peak_bytes: document.baseline_peak_bytes,
             step_ms: self.costs.step().time,
@@ -245,8 +257,14 @@ impl Page<'_> {
         let mut assumptions = vec![
             format!("Memory is what tensors take, in {}.", self.allocator.description()),
             "The step is one of many: what the optimizer keeps is there from the start.".to_owned(),
-            "Not counted: what the driver and libraries take for themselves, fragmentation, buffers of collectives."
-                .to_owned(),
+            match self.on_device {
+                Some(_) => {
+                    "What PyTorch's allocator reserves comes from a simulation of it, with the blocks that kernels take for \
+                     themselves. Not counted: buffers of collectives."
+                }
+                None => "Not counted: what libraries take for themselves.",
+            }
+            .to_owned(),
             times,
             "A plan is replayed by the rule of PyTorch's selective checkpointing; its peak is what that replay says."
                 .to_owned(),

@@ -213,6 +213,9 @@ pub(crate) struct StepArguments {
     /// How memory is rounded [default: cuda; cpu for a step that was captured on the CPU]
     #[arg(long, value_name = "ALLOCATOR", value_parser = named(options::ALLOCATORS))]
     allocator: Option<Allocator>,
+    /// Settings of PyTorch's caching allocator, as in PYTORCH_CUDA_ALLOC_CONF.
+    #[arg(long, value_name = "SETTINGS", default_value = "", hide_default_value = true)]
+    alloc_conf: String,
 }
 
 impl StepArguments {
@@ -225,6 +228,7 @@ impl StepArguments {
         };
         let mut target = Target::find(&self.device.device, self.device.device_file.as_deref(), cost)?;
         target.allocator = self.allocator;
+        target.settings = self.alloc_conf.parse().map_err(Error::from)?;
         Ok(target)
     }
 }
@@ -239,9 +243,6 @@ impl LimitArguments {
 pub(crate) struct StatsArguments {
     #[command(flatten)]
     pub(crate) step: StepArguments,
-    /// Settings of PyTorch's caching allocator, as in PYTORCH_CUDA_ALLOC_CONF.
-    #[arg(long, value_name = "SETTINGS", default_value = "", hide_default_value = true)]
-    pub(crate) alloc_conf: String,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -288,9 +289,9 @@ pub(crate) struct LimitArguments {
 pub(crate) struct PlanArguments {
     #[command(flatten)]
     pub(crate) limits: LimitArguments,
-    /// The most memory that may be in use: 38GiB, 40GB or bytes.
+    /// The most memory that tensors may take: 38GiB, 40GB or bytes [default: what fits the device]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
-    pub(crate) budget: Bytes,
+    pub(crate) budget: Option<Bytes>,
     /// How to plan.
     #[arg(long, value_name = "PLANNER", value_parser = named(options::PLANNERS), default_value = options::PLANNER)]
     pub(crate) planner: Planner,
@@ -340,7 +341,7 @@ pub(crate) enum Language {
 pub(crate) struct ReportArguments {
     #[command(flatten)]
     pub(crate) limits: LimitArguments,
-    /// The most memory that may be in use: 38GiB, 40GB or bytes [default: the plan's, or what the device has]
+    /// The most memory that tensors may take: 38GiB, 40GB or bytes [default: the plan's, or what fits the device]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) budget: Option<Bytes>,
     /// Show this plan in place of the planner's.

@@ -78,9 +78,7 @@ fn trace(arguments: &TraceArguments) -> Result<String, Failure> {
 }
 
 fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
-    let settings = arguments.alloc_conf.parse().map_err(Error::from)?;
-    let target = Target { settings, ..arguments.step.target()? };
-    let study = Study::of_calls(read(&arguments.step.source)?, target)?;
+    let study = Study::of_calls(read(&arguments.step.source)?, arguments.step.target()?)?;
     let report = study.stats();
     Ok(if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) })
 }
@@ -89,8 +87,14 @@ fn explain(arguments: &ExplainArguments) -> Result<String, Failure> {
     let target = Target { ranks: arguments.world_size.into(), ..arguments.step.target()? };
     let study = Study::new(read(&arguments.step.source)?, target, Limits::default())?;
     let explanation = study.explain()?;
-    let measured = study.costs().measurements();
-    let report = ExplanationReport { explanation: &explanation, device: &study.target().device.product, measured };
+    let settings = study.tried_settings();
+    let report = ExplanationReport {
+        explanation: &explanation,
+        device: &study.target().device,
+        memory: study.memory(),
+        settings: &settings,
+        measured: study.costs().measurements(),
+    };
     Ok(if arguments.json { report.json() } else { report.text(style(&std::io::stdout())) })
 }
 

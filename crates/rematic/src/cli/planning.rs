@@ -14,12 +14,12 @@ pub(crate) const INFEASIBLE: u8 = 3;
 
 pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let planner = planner(arguments)?;
-    if arguments.budget == Bytes(0) {
-        return Err(Error::NoBudget { found: arguments.budget }.into());
+    if arguments.budget == Some(Bytes(0)) {
+        return Err(Error::NoBudget { found: Bytes(0) }.into());
     }
     let target = arguments.limits.target()?;
     let trace = read(&arguments.limits.step.source)?;
-    if let Some(warning) = target.budget_warning(arguments.budget) {
+    if let Some(warning) = arguments.budget.and_then(|budget| target.budget_warning(budget)) {
         warnings.warn(&warning);
     }
     let found = Study::new(trace, target, limits(&arguments.limits))?.plan(planner, arguments.budget)?;

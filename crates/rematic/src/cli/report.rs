@@ -26,9 +26,10 @@ pub(crate) fn report(arguments: &ReportArguments, warnings: Warnings) -> Result<
     let study = Study::new(trace, target, limits)?;
     let bar = progress_bar(POINTS.into(), warnings);
     let options = PageOptions { budget: arguments.budget, plan, points: POINTS as usize };
+    let for_device = options.budget.is_none() && options.plan.is_none() && study.memory().is_some();
     let found = study.page(options, || bar.inc(1));
     bar.finish_and_clear();
-    let PageAnswer { html, document, recording } = &found?;
+    let PageAnswer { html, document, recording, fits } = &found?;
     let (trace, costs) = (study.trace(), study.costs());
     write(&arguments.output, |file| file.write_all(html.as_bytes()))?;
     if let Some(path) = &arguments.chrome_trace {
@@ -40,12 +41,13 @@ pub(crate) fn report(arguments: &ReportArguments, warnings: Warnings) -> Result<
     let saved = SavedPage {
         file: &arguments.output,
         plan: document,
+        fits: *fits,
+        device: for_device.then_some(&study.target().device.product),
         chrome_trace: arguments.chrome_trace.as_deref(),
         csv: arguments.csv.as_deref(),
     };
-    let within = document.peak_bytes <= document.budget_bytes;
     let text = if arguments.limits.json { saved.json() } else { saved.text() };
-    Ok(Answer { text, code: if within { 0 } else { INFEASIBLE } })
+    Ok(Answer { text, code: if *fits { 0 } else { INFEASIBLE } })
 }
 
 /// Writes a file.

@@ -9,13 +9,15 @@ const sized = (value) => element("data", { value }, bytes(value));
 
 const verdict = () => {
   const share = percent(own.recompute_ms / Math.max(data.step_ms, 1e-12), 2);
-  const budget = () => sized(own.budget_bytes);
-  if (!own.regions.length && data.baseline_peak_bytes <= own.budget_bytes) {
-    return [element("strong", { class: "good" }, "Fits as it is"), ": the peak is ", sized(data.baseline_peak_bytes), " of ", budget(), "."];
+  const budget = () => data.for_device ? `${data.device} (${bytes(data.device_bytes)})` : sized(own.budget_bytes);
+  const fits = data.for_device ? data.fits : own.peak_bytes <= own.budget_bytes;
+  if (!own.regions.length && fits) {
+    return [element("strong", { class: "good" }, "Fits as it is"), ": the peak is ", sized(data.baseline_peak_bytes),
+      ...(data.for_device ? [" on ", budget()] : [" of ", budget()]), "."];
   }
   const way = [sized(data.baseline_peak_bytes), " to ", sized(own.peak_bytes),
     `; recomputing takes ${millis(own.recompute_ms)} on top of ${millis(data.step_ms)} (${share})`];
-  return own.peak_bytes <= own.budget_bytes
+  return fits
     ? [element("strong", { class: "good" }, "Fits with a plan"), " into ", budget(), ". The peak goes from ", ...way, `; ${own.quality}.`]
     : [element("strong", { class: "bad" }, "Does not fit"), " into ", budget(), ". ", ...(own.regions.length
       ? ["With the plan that goes lowest, the peak goes from ", ...way, "."]
@@ -37,7 +39,17 @@ const figures = () => {
     parts.push(figure("peak with the plan", bytes(own.peak_bytes), where(planned, own.peak_bytes), own.peak_bytes),
       figure("extra time", millis(own.recompute_ms), `${percent(own.recompute_ms / Math.max(step, 1e-12), 2)} of the step`, own.recompute_ms));
   }
-  parts.push(figure("budget", bytes(own.budget_bytes), `${data.device} has ${bytes(data.device_bytes)}`, own.budget_bytes),
+  const memory = data.memory;
+  if (memory) {
+    const taken = memory.reserved_bytes + memory.context_bytes;
+    const left = memory.usable_bytes - taken;
+    parts.push(figure("reserved", bytes(memory.reserved_bytes),
+      `by PyTorch's allocator, of which ${bytes(memory.allocated_bytes)} are handed out at most`, memory.reserved_bytes),
+    figure("on the device", bytes(taken), `with ${bytes(memory.context_bytes)} for the CUDA context, of ${bytes(memory.usable_bytes)}: `
+      + (data.fits ? `${bytes(Math.max(left, 0))} to spare` : `${bytes(Math.max(-left, 0))} too much`), taken));
+  }
+  if (!data.for_device) parts.push(figure("budget", bytes(own.budget_bytes), `${data.device} has ${bytes(data.device_bytes)}`, own.budget_bytes));
+  parts.push(
     figure("step", millis(step), PHASES.map((phase, at) => `${phase} ${millis(data.phase_ms[at])}`).join(", "), step));
   return parts;
 };
