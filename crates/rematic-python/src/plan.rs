@@ -1,11 +1,12 @@
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rematic::{
-    Bytes, Error, Memory, Origin, PlanAnswer, PlanDocument, PlanReport, StepTrace, Style, Target, Verdict,
-    variants_text,
+    Bytes, Error, Memory, Origin, PlanAnswer, PlanDocument, PlanReport, Planner, StepTrace, Study, Style, Target,
+    Verdict, variants_text,
 };
 use rematic_trace::Decision;
 
@@ -302,6 +303,21 @@ impl Plan {
     }
 }
 
+/// Plans each of several variants. Those for a device share the budget of the one that may take most.
+fn variants(questions: Vec<Question>, planner: Planner, budget: Option<Bytes>) -> Result<Vec<PlanAnswer>, Error> {
+    let mut found = Vec::with_capacity(questions.len());
+    for question in questions {
+        let study = question.study()?;
+        let answer = study.plan(planner, budget)?;
+        found.push((study, answer));
+    }
+    let most = found.iter().map(|(_, answer)| answer.document.budget_bytes).max().unwrap_or_default();
+    let shared = |(study, answer): (Arc<Study>, PlanAnswer)| {
+        if answer.document.budget_bytes == most { Ok(answer) } else { study.with_budget(answer, most) }
+    };
+    found.into_iter().map(shared).collect()
+}
+
 /// Finds what to drop and recompute so that the step, or each of several variants of it, fits a budget, at the least extra
 /// time.
 #[pyfunction]
@@ -344,9 +360,7 @@ pub(crate) fn plan(
         warn(py, &warning)?;
     }
     let (questions, cancel) = Question::each(&lasts, &steps, &target, &limits);
-    let work = move || -> Result<Vec<PlanAnswer>, Error> {
-        questions.into_iter().map(|question| question.study()?.plan(planner, budget)).collect()
-    };
+    let work = move || variants(questions, planner, budget);
     let answers = interruptible(py, &cancel, work)?.map_err(exception)?;
     let which = |at: usize| if names.len() > 1 { format!("Variant `{}`: ", names[at]) } else { String::new() };
     let unmet = answers.iter().enumerate().filter_map(|(at, answer)| Some((answer.least_budget()?, at)));

@@ -4,6 +4,7 @@ use rematic_report::{OnDevice, Origins, Page, PlanView};
 use rematic_trace::{Bytes, Verdict};
 
 use crate::error::Error;
+use crate::room::Found;
 use crate::study::Study;
 
 /// What a page is to show.
@@ -89,7 +90,10 @@ impl Study {
         }
         let (budget, Outcome { verdict, solution }) = match options.budget {
             Some(budget) => (budget, problem.exact(budget)),
-            None => (self.room(), self.for_device(problem, Problem::exact).0),
+            None => {
+                let Found { outcome, budget, .. } = self.for_device(problem, Problem::exact);
+                (budget, outcome)
+            }
         };
         Ok(match (verdict, curve.last()) {
             // The curve ends where no plan goes any lower.

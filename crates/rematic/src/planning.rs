@@ -10,7 +10,7 @@ use rematic_trace::{Bytes, Flops, Millis, Opt, StepTrace, Verdict};
 
 use crate::error::Error;
 use crate::milp::MilpAnswer;
-use crate::room::{Fitting, Search};
+use crate::room::{Fitting, Found, Search};
 use crate::study::Study;
 
 /// How to plan.
@@ -198,13 +198,13 @@ impl Study {
             Planner::Milp(settings) => return self.milp(settings, budget),
         };
         let problem = self.problem()?;
-        let (Outcome { verdict, solution }, memory) = self.limits.cancel.catch(|| {
+        let Found { outcome: Outcome { verdict, solution }, budget, memory } = self.limits.cancel.catch(|| {
             if for_device {
                 return self.for_device(problem, search);
             }
-            let found = search(problem, budget);
-            let memory = self.memory_under(problem, &found.solution.checkpoints);
-            (found, memory)
+            let outcome = search(problem, budget);
+            let memory = self.memory_under(problem, &outcome.solution.checkpoints);
+            Found { outcome, budget, memory }
         })?;
         Ok(PlanAnswer {
             for_device: for_device && self.is_cuda(),
@@ -212,12 +212,24 @@ impl Study {
         })
     }
 
-    /// The plan under which the step fits the device, and what it takes then.
-    pub(crate) fn for_device(&self, problem: &Problem, search: Search) -> (Outcome, Option<Memory>) {
+    /// The plan under which the step fits the device.
+    pub(crate) fn for_device(&self, problem: &Problem, search: Search) -> Found {
         if self.is_cuda() {
             return Fitting::new(self, problem, search).find();
         }
-        (search(problem, self.room()), None)
+        Found { outcome: search(problem, self.room()), budget: self.room(), memory: None }
+    }
+
+    /// The same answer for a larger budget, within which its plan is too.
+    ///
+    /// # Errors
+    /// As [`Study::plan`].
+    pub fn with_budget(&self, answer: PlanAnswer, budget: Bytes) -> Result<PlanAnswer, Error> {
+        let bound = self.problem()?.lower_bound(budget).unwrap_or(Millis(0.0));
+        let mut answer = answer;
+        answer.document.budget_bytes = budget;
+        answer.document.lower_bound_ms = Millis(bound.0.min(answer.document.lower_bound_ms.0));
+        Ok(answer)
     }
 
     /// What the device has for the step.

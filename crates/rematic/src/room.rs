@@ -1,6 +1,6 @@
 use rematic_plan::{Outcome, Problem, Solution};
 use rematic_report::Memory;
-use rematic_trace::{Bytes, Millis, Verdict};
+use rematic_trace::{Bytes, Verdict};
 
 use crate::study::Study;
 
@@ -23,9 +23,18 @@ pub(crate) struct Fitting<'a> {
     problem: &'a Problem,
     search: Search,
     room: Bytes,
-    /// The cheapest plan that fits.
-    best: Option<Solution>,
+    /// The cheapest plan that fits, and the budget that it was found for.
+    best: Option<(Bytes, Solution)>,
     questions: usize,
+}
+
+/// The answer for a device.
+pub(crate) struct Found {
+    pub(crate) outcome: Outcome,
+    /// What tensors may take so that what is reserved for them fits.
+    pub(crate) budget: Bytes,
+    /// What the step takes then; `None` on the CPU.
+    pub(crate) memory: Option<Memory>,
 }
 
 /// What came of a budget.
@@ -45,10 +54,11 @@ impl<'a> Fitting<'a> {
 
     /// The cheapest plan found under which PyTorch's allocator need not empty its cache; if there is none, the one with
     /// the lowest peak, which fits or does not.
-    pub(crate) fn find(mut self) -> (Outcome, Option<Memory>) {
-        let plain = self.study.memory_under(self.problem, &[]);
-        if plain.is_none_or(|memory| memory.retries == Some(0)) {
-            return (Outcome { verdict: Verdict::Fits, solution: self.problem.unplanned() }, plain);
+    pub(crate) fn find(mut self) -> Found {
+        let memory = self.study.memory_under(self.problem, &[]);
+        if memory.is_none_or(|memory| memory.retries == Some(0)) {
+            let outcome = Outcome { verdict: Verdict::Fits, solution: self.problem.unplanned() };
+            return Found { outcome, budget: self.room, memory };
         }
         // Tensors alone may not take more than there is, or than they do.
         let mut budget = self.room.min(Bytes(self.problem.baseline().peak.0.saturating_sub(1)));
@@ -70,7 +80,7 @@ impl<'a> Fitting<'a> {
     }
 
     /// Looks between a budget whose plan fits and one whose plan does not.
-    fn narrow(mut self, mut low: Bytes, mut high: Bytes) -> (Outcome, Option<Memory>) {
+    fn narrow(mut self, mut low: Bytes, mut high: Bytes) -> Found {
         while self.questions < QUESTIONS && high.0.saturating_sub(low.0) > self.step() {
             let between = Bytes(low.0 + (high.0 - low.0) / 2);
             match self.ask(between) {
@@ -78,8 +88,8 @@ impl<'a> Fitting<'a> {
                 Tried::Exceeds(_) | Tried::Least(_) => high = between,
             }
         }
-        let best = self.best.take().unwrap_or_else(|| self.problem.unplanned());
-        self.planned(best)
+        let (budget, best) = self.best.take().unwrap_or_else(|| (self.room, self.problem.unplanned()));
+        self.planned(budget, best)
     }
 
     fn step(&self) -> u64 {
@@ -93,9 +103,9 @@ impl<'a> Fitting<'a> {
         let peak = solution.replayed.peak;
         match memory.map(|memory| (memory.retries, memory.reserved)) {
             None | Some((Some(0), _)) => {
-                let cheaper = |best: &Solution| solution.replayed.recompute < best.replayed.recompute;
+                let cheaper = |(_, best): &(Bytes, Solution)| solution.replayed.recompute < best.replayed.recompute;
                 if self.best.as_ref().is_none_or(cheaper) {
-                    self.best = Some(solution);
+                    self.best = Some((peak.max(budget), solution));
                 }
                 Tried::Fits(peak.min(budget))
             }
@@ -107,19 +117,19 @@ impl<'a> Fitting<'a> {
     }
 
     /// The plan with the lowest peak, if none fits without the cache being emptied.
-    fn least(self, least: Solution) -> (Outcome, Option<Memory>) {
+    fn least(self, least: Solution) -> Found {
         match self.study.memory_under(self.problem, &least.checkpoints) {
-            Some(memory) if !memory.fits() => (Outcome { verdict: Verdict::Infeasible, solution: least }, Some(memory)),
-            _ => self.planned(least),
+            Some(memory) if !memory.fits() => {
+                let outcome = Outcome { verdict: Verdict::Infeasible, solution: least };
+                Found { outcome, budget: self.room, memory: Some(memory) }
+            }
+            _ => self.planned(least.replayed.peak, least),
         }
     }
 
-    /// The bound is one for all plans whose tensors fit: none that fits takes less.
-    fn planned(self, solution: Solution) -> (Outcome, Option<Memory>) {
+    fn planned(self, budget: Bytes, solution: Solution) -> Found {
         let memory = self.study.memory_under(self.problem, &solution.checkpoints);
-        let bound = self.problem.lower_bound(self.room).unwrap_or(Millis(0.0));
-        let lower_bound = Millis(bound.0.min(solution.replayed.recompute.0));
         let verdict = if solution.checkpoints.is_empty() { Verdict::Fits } else { Verdict::Planned };
-        (Outcome { verdict, solution: Solution { lower_bound, ..solution } }, memory)
+        Found { outcome: Outcome { verdict, solution }, budget, memory }
     }
 }
