@@ -14,8 +14,10 @@ use rematic_trace::{Bytes, Millis, StepTrace};
 use crate::error::Error;
 use crate::target::Target;
 
+type Change = fn(&mut Settings);
+
 /// Settings that often help, each on top of those that are given.
-const TRIED: [(&str, fn(&mut Settings)); 4] = [
+const TRIED: [(&str, Change); 4] = [
     ("expandable_segments:True", |settings| settings.expandable_segments = true),
     ("max_split_size_mb:128", |settings| settings.max_split_size = Some(128 << 20)),
     ("max_split_size_mb:512", |settings| settings.max_split_size = Some(512 << 20)),
@@ -150,7 +152,7 @@ impl Study {
         }
         let start = Ledger::new(&self.trace, Allocator::Cuda);
         let schedule = Schedule::plain(&self.trace, &start);
-        let tried = |&(setting, change): &(&'static str, fn(&mut Settings))| {
+        let tried = |&(setting, change): &(&'static str, Change)| {
             let mut target = self.target.clone();
             change(&mut target.settings);
             let memory = target.memory_of(&self.trace, &schedule, self.scratch());

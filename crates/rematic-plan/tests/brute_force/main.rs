@@ -54,14 +54,8 @@ fn compare(seed: u64, most: usize, tally: &mut Tally) {
     for budget in budgets(&plans, baseline, least) {
         tally.budgets += 1;
         let at = format!("seed {seed}, budget {budget} of {least}..{baseline}");
-        // The relaxation by itself, which enumeration hides from small problems.
-        if let Some((_, best, best_plan)) = plans.best(budget).filter(|_| baseline > budget) {
-            match problem.lower_bound(Bytes(budget)) {
-                Some(bound) if bound.0 <= best * (1.0 + SAME) => {
-                    tally.worst_bound_gap = tally.worst_bound_gap.max(best - bound.0);
-                }
-                bound => tally.fault(format!("{at}: relaxation says {bound:?}, the optimum is {best}: {best_plan:?}")),
-            }
+        if baseline > budget {
+            relaxation(&problem, &plans, budget, &at, tally);
         }
         let Outcome { verdict, solution } = problem.exact(Bytes(budget));
         match (verdict, plans.best(budget)) {
@@ -104,6 +98,17 @@ fn compare(seed: u64, most: usize, tally: &mut Tally) {
                 }
             }
         }
+    }
+}
+
+/// The relaxation by itself, which enumeration hides from small problems.
+fn relaxation(problem: &Problem, plans: &Plans, budget: u64, at: &str, tally: &mut Tally) {
+    let Some((_, best, best_plan)) = plans.best(budget) else { return };
+    match problem.lower_bound(Bytes(budget)) {
+        Some(bound) if bound.0 <= best * (1.0 + SAME) => {
+            tally.worst_bound_gap = tally.worst_bound_gap.max(best - bound.0);
+        }
+        bound => tally.fault(format!("{at}: relaxation says {bound:?}, the optimum is {best}: {best_plan:?}")),
     }
 }
 
