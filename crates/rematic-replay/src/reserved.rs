@@ -1,5 +1,5 @@
 use rematic_allocator::{Allocation, AllocatorError, Counters, Device, Settings};
-use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId, Table};
+use rematic_trace::{Bytes, Category, OpId, Phase, StepTrace, StorageId, Table};
 
 use crate::scratch::{Scratch, Use};
 use crate::{Action, BufferId, Ledger, Observer, Ran, Schedule};
@@ -26,6 +26,54 @@ impl Reserved {
         device: Device,
         scratch: &Scratch,
     ) -> Result<Self, AllocatorError> {
+        let mut occupancy = Occupancy::new(trace, schedule, settings, device, scratch);
+        for _ in 0..STEPS {
+            occupancy.step(schedule)?;
+        }
+        Ok(Reserved { counters: *occupancy.allocator.counters() })
+    }
+
+    /// The same, with what was asked of the allocator in the last step, in order.
+    ///
+    /// # Errors
+    /// If the device has not enough memory.
+    pub fn recorded(
+        trace: &StepTrace,
+        schedule: &Schedule<'_>,
+        settings: Settings,
+        device: Device,
+        scratch: &Scratch,
+    ) -> Result<(Self, Vec<Request>), AllocatorError> {
+        let mut occupancy = Occupancy::new(trace, schedule, settings, device, scratch);
+        for _ in 1..STEPS {
+            occupancy.step(schedule)?;
+        }
+        occupancy.requests = Some(Vec::new());
+        occupancy.step(schedule)?;
+        let requests = occupancy.requests.take().unwrap_or_default();
+        Ok((Reserved { counters: *occupancy.allocator.counters() }, requests))
+    }
+}
+
+/// Something that a step asked of the allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The operator that runs, or that ran last.
+    pub op: Option<OpId>,
+    /// Whether a block is given back.
+    pub frees: bool,
+    /// The bytes of the block, rounded.
+    pub bytes: u64,
+}
+
+impl<'a> Occupancy<'a> {
+    fn new(
+        trace: &'a StepTrace,
+        schedule: &Schedule<'_>,
+        settings: Settings,
+        device: Device,
+        scratch: &'a Scratch,
+    ) -> Self {
         let mut occupancy = Occupancy {
             trace,
             scratch,
@@ -35,19 +83,20 @@ impl Reserved {
             taken: Vec::new(),
             into: None,
             failed: None,
+            running: None,
+            requests: None,
         };
         for category in [Category::Parameter, Category::Buffer, Category::Other] {
             occupancy.take_before(category, schedule.start());
         }
-        for _ in 0..STEPS {
-            occupancy.allocator.reset_peaks();
-            let end = schedule.replay(&mut occupancy);
-            occupancy.hand_over(&end);
-            if let Some(error) = occupancy.failed {
-                return Err(error);
-            }
-        }
-        Ok(Reserved { counters: *occupancy.allocator.counters() })
+        occupancy
+    }
+
+    fn step(&mut self, schedule: &Schedule<'_>) -> Result<(), AllocatorError> {
+        self.allocator.reset_peaks();
+        let end = schedule.replay(self);
+        self.hand_over(&end);
+        self.failed.take().map_or(Ok(()), Err)
     }
 }
 
@@ -64,6 +113,9 @@ struct Occupancy<'a> {
     /// The storage in whose block it puts what it returns.
     into: Option<StorageId>,
     failed: Option<AllocatorError>,
+    running: Option<OpId>,
+    /// What was asked for, if anybody wants to know.
+    requests: Option<Vec<Request>>,
 }
 
 impl Occupancy<'_> {
@@ -89,7 +141,10 @@ impl Occupancy<'_> {
 
     fn take(&mut self, bytes: u64, stream: u64) -> Allocation {
         match self.allocator.alloc(bytes, stream) {
-            Ok(block) => block,
+            Ok(block) => {
+                self.note(block, false);
+                block
+            }
             Err(error) => {
                 self.failed.get_or_insert(error);
                 Allocation::NOTHING
@@ -97,7 +152,17 @@ impl Occupancy<'_> {
         }
     }
 
+    fn note(&mut self, block: Allocation, frees: bool) {
+        if let Some(requests) = &mut self.requests
+            && let Ok((_, bytes)) = self.allocator.place(block)
+            && bytes > 0
+        {
+            requests.push(Request { op: self.running, frees, bytes });
+        }
+    }
+
     fn give_back(&mut self, block: Allocation) {
+        self.note(block, true);
         if let Err(error) = self.allocator.free(block) {
             self.failed.get_or_insert(error);
         }
@@ -105,6 +170,7 @@ impl Occupancy<'_> {
 
     fn launch(&mut self, ran: Ran, ledger: &Ledger) {
         let op = self.trace.op(ran.op);
+        self.running = Some(ran.op);
         if op.phase == Phase::Optimizer && !self.has_state {
             self.has_state = true;
             for (id, storage) in self.trace.storages().entries() {

@@ -93,16 +93,27 @@ impl Target {
     }
 
     /// What a step takes of the device, in its first iterations.
+    #[must_use]
+    pub fn memory(&self, trace: &StepTrace) -> Memory {
+        self.memory_under(trace, &Schedule::plain(trace, &Ledger::new(trace, Allocator::Cuda)))
+    }
+
+    /// What kernels take for themselves on the device.
+    #[must_use]
+    pub fn scratch(&self, trace: &StepTrace) -> Scratch {
+        let architecture = self.device.chip.map(|(capability, processors)| Architecture { capability, processors });
+        Scratch::new(trace, architecture)
+    }
+
+    /// What a step takes of the device, in its first iterations, as it is or under a plan. The schedule's start is counted with
+    /// CUDA's allocator.
     ///
     /// Where PyTorch's allocator wants more than there is, it empties its cache and tries again, as it does on the device.
     #[must_use]
-    pub fn memory(&self, trace: &StepTrace) -> Memory {
-        let architecture = self.device.chip.map(|(capability, processors)| Architecture { capability, processors });
-        let scratch = Scratch::new(trace, architecture);
-        let start = Ledger::new(trace, Allocator::Cuda);
-        let schedule = Schedule::plain(trace, &start);
+    pub fn memory_under(&self, trace: &StepTrace, schedule: &Schedule<'_>) -> Memory {
+        let scratch = self.scratch(trace);
         let on = |memory: Bytes| {
-            Reserved::new(trace, &schedule, self.settings.clone(), Card::with_memory(memory.0), &scratch)
+            Reserved::new(trace, schedule, self.settings.clone(), Card::with_memory(memory.0), &scratch)
         };
         let there = self.device.usable.saturating_sub(CONTEXT);
         let (found, fits) = match on(there) {

@@ -1,0 +1,103 @@
+"""Steps of training on the fake GPU: what torch's own allocator says.
+
+    run real.py NAME OUT [- | PLAN.json]...     one line of JSON each, - for the plain step, to the file OUT
+
+The third step is measured. With REQUESTS=FILE, what is asked of the allocator in it is written down, `+` or `-` and the
+rounded bytes, with the lines of Python that asked.
+"""
+import json
+import os
+import sys
+
+import models
+import torch
+
+
+def train(model: models.Model, plan: str) -> dict[str, object]:
+    """Three steps; the counters of the third."""
+    import transformers.masking_utils
+
+    # It asks the device whether sequences are packed; on real data they are not, on zeros it thinks they are.
+    transformers.masking_utils.find_packed_sequence_indices = lambda *_, **__: None
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cudnn.enabled = False
+    with torch.device("cuda"):
+        module = model.build().train()
+    moved: dict[int, torch.Tensor] = {}
+    batch = {
+        name: moved.setdefault(id(value), value.to("cuda")) if torch.is_tensor(value) else value
+        for name, value in model.batch().items()
+    }
+    if plan != "-":
+        import rematic
+
+        # Nothing is computed on the fake GPU, so there are no numbers to compare.
+        rematic.apply(module, rematic.Plan.load(plan), audit=0)
+    optimizer = models.OPTIMIZERS[model.optimizer](module.parameters())
+    for step in range(3):
+        if step == 2:
+            torch.cuda.reset_peak_memory_stats()
+            if "REQUESTS" in os.environ:
+                torch.cuda.memory._record_memory_history(max_entries=10**7, context="all", stacks="python")
+        output = module(**batch) if "tokens" not in batch else module(batch["tokens"])
+        value = models.loss(output)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    stats = torch.cuda.memory_stats()
+    if "REQUESTS" in os.environ:
+        write_requests(os.environ["REQUESTS"])
+    return {
+        "plan": plan,
+        "requested": stats["requested_bytes.all.peak"],
+        "allocated": stats["allocated_bytes.all.peak"],
+        "reserved": stats["reserved_bytes.all.peak"],
+        "retries": stats["num_alloc_retries"],
+    }
+
+
+def write_requests(path: str) -> None:
+    sign = {"alloc": "+", "free_completed": "-"}
+    with open(path, "w") as file:
+        for entry in torch.cuda.memory._snapshot()["device_traces"][0]:
+            if entry["action"] in sign:
+                rounded = max(512, -(-entry["size"] // 512) * 512)
+                frames = [f"{frame['filename'].rsplit('/', 1)[-1]}:{frame['line']}" for frame in entry["frames"][:3]]
+                file.write(f"{' '.join(frames)}\t\t{sign[entry['action']]}{rounded}\n")
+
+
+def in_child(function):
+    """What a function returns in a process of its own, which uses the device for the first time."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.close(read)
+        with os.fdopen(write, "w") as pipe:
+            try:
+                answer = function()
+            except torch.OutOfMemoryError as error:
+                answer = {"error": str(error).split(". ")[1]}
+            except Exception as error:
+                answer = {"failed": f"{type(error).__name__}: {error}"[:300]}
+            json.dump(answer, pipe)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.wait()
+    return json.loads(text or '{"failed": "the process ended"}')
+
+
+def main() -> None:
+    name, out, *plans = sys.argv[1:]
+    import transformers  # noqa: F401  (once, before the processes part)
+
+    model = models.MODELS[name]()
+    with open(out, "w") as file:
+        for plan in plans:
+            answer = {"plan": plan, **in_child(lambda plan=plan: train(model, plan))}
+            file.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
