@@ -28,7 +28,7 @@ OPTIMIZERS = {
     "adamw": torch.optim.AdamW,
     "fused": lambda parameters: torch.optim.AdamW(parameters, fused=True),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "sgd-momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
 }
 
 
@@ -90,6 +90,8 @@ def labelled(batch: int, length: int) -> Callable[[], dict[str, Any]]:
     return lambda: dict.fromkeys(("input_ids", "labels"), tokens(batch, length))
 
 
+# Percentages of the plain step's peak that are planned for; 0 is the least budget there is.
+SHARES = (75, 60, 0)
 HALF = torch.bfloat16
 WIDE = {"vocab_size": 32000, "hidden_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16}
 GROUPED = {**WIDE, "intermediate_size": 2816, "num_key_value_heads": 4}
@@ -107,7 +109,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "llama-4-captured": lambda: decoder("llama-3-8b.json", 2, 2048, HALF, num_hidden_layers=4),
     "qwen3": lambda: decoder({"model_type": "qwen3", **GROUPED, "head_dim": 128}, 2, 1024, HALF, native=True),
     "mistral": lambda: decoder({"model_type": "mistral", **GROUPED, "sliding_window": None}, 2, 1024, HALF, native=True),
-    "llama-sgd": lambda: decoder({"model_type": "llama", **GROUPED}, 3, 777, HALF, "momentum", native=True),
+    "llama-sgd": lambda: decoder({"model_type": "llama", **GROUPED}, 3, 777, HALF, "sgd-momentum", native=True),
     "llama-single": lambda: decoder({"model_type": "llama", **GROUPED}, 2, 600, optimizer="sgd", native=True),
     "qwen2": lambda: decoder({"model_type": "qwen2", **GROUPED}, 2, 1024, HALF),
     "opt": lambda: decoder(

@@ -34,7 +34,7 @@ def main() -> None:
             continue
         step.save(f"{place}/{name}.rmt")
         peak = step.peak("cuda")
-        for share in (75, 60, 0):
+        for share in models.SHARES:
             try:
                 plan = rematic.plan(step, peak * share // 100 or 1, device="h100")
             except rematic.Infeasible as error:

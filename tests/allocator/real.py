@@ -1,6 +1,6 @@
 """Steps of training on the fake GPU: what torch's own allocator says.
 
-    run real.py NAME OUT [- | PLAN.json]...     one line of JSON each, - for the plain step, to the file OUT
+    run real.py DIR NAME...     a line of JSON for the plain step and each plan of predicted.py, to DIR/NAME.CAPABILITY
 
 The third step is measured. With REQUESTS=FILE, what is asked of the allocator in it is written down, `+` or `-` and the
 rounded bytes, with the lines of Python that asked.
@@ -88,14 +88,16 @@ def in_child(function):
 
 
 def main() -> None:
-    name, out, *plans = sys.argv[1:]
+    place, *names = sys.argv[1:]
     import transformers  # noqa: F401  (once, before the processes part)
 
-    model = models.MODELS[name]()
-    with open(out, "w") as file:
-        for plan in plans:
-            answer = {"plan": plan, **in_child(lambda plan=plan: train(model, plan))}
-            file.write(json.dumps(answer) + "\n")
+    for name in names:
+        model = models.MODELS[name]()
+        with open(f"{place}/{name}.{os.environ['FAKEGPU_SM']}", "w") as file:
+            for plan in ("-", *(f"{place}/{name}-{share}.json" for share in models.SHARES)):
+                if plan == "-" or os.path.exists(plan):
+                    answer = {"plan": plan, **in_child(lambda plan=plan: train(model, plan))}
+                    file.write(json.dumps(answer) + "\n")
 
 
 if __name__ == "__main__":

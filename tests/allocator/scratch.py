@@ -2,7 +2,8 @@
 
     FAKEGPU_SM=80 run scratch.py OUT [SEED]      (and with FAKEGPU_SM=90)
 
-One line for each call: capability and multiprocessors, operator, layouts of what it reads and returns, and what happens inside:
+One line for each call: capability and multiprocessors, operator (and `random`, if it draws numbers, or `backward`, if it does what
+it does in backward), layouts of what it reads and returns, and what happens inside:
 `o` where an output is made, a number where so many bytes are taken, `-N` where the Nth of these is given back.
 A layout is `dtype[shape]`, with `:[strides]` if it is not contiguous. `crates/rematic-replay/tests/scratch` compares the rules with it.
 """
@@ -126,9 +127,10 @@ class Cases:
                     out[6], out[7])  # fmt: skip
         for _ in range(30):
             batch, heads, length, keys = self.random.randint(1, 8), self.random.randint(1, 16), self.size(), self.size()
-            width, rate, dtype = self.random.choice([16, 32, 64, 80, 128, 256]), self.random.choice([0.0, 0.1]), self.float()
+            width, rate, dtype = self.random.choice([16, 32, 64, 80, 128, 192, 256]), self.random.choice([0.0, 0.1]), self.float()
             query = self.heads(batch, heads, length, width, dtype)
-            key, value = (self.heads(batch, heads, keys, width, dtype) for _ in range(2))
+            own = self.random.choice([heads, heads, 1])
+            key, value = (self.heads(batch, own, keys, width, dtype) for _ in range(2))
             bias = None
             if self.random.random() < 0.4:
                 wide = -(-keys // 8) * 8
@@ -215,6 +217,8 @@ class Cases:
             yield aten.index_select.default, (table, 0, index)
             yield aten.index_put_.default, (table, [index], picked, True)
             yield aten.index_put_.default, (table, [index], picked, False)
+            pairs = self.tensor(rows, 7, width, dtype=dtype)
+            yield aten.index_put_.default, (pairs, [index, index], picked, True)
             yield aten._index_put_impl_.default, (table, [index], picked, True)
             yield aten.index_add.default, (table, 0, index, picked)
             yield aten.index_add_.default, (table, 0, index, picked)
@@ -266,6 +270,10 @@ def main():
     with open(out, "w") as file:
         for operator, args, *options in Cases(seed).all():
             name = str(operator).removeprefix("aten.")
+            if "flash_attention.default" in name and args[3]:
+                name += " random"
+            elif "index_put" in name and args[3]:
+                name += " backward"
             try:
                 read, made, inside = measure(operator, args, *options or [{}])
             except (RuntimeError, NotImplementedError) as error:

@@ -6,7 +6,10 @@
 mod attention;
 mod embedding;
 mod gemm;
+mod index;
+mod pointwise;
 mod reduction;
+mod sort;
 
 use std::ops::Range;
 
@@ -53,7 +56,13 @@ impl Scratch {
             let Some(rule) = rules[op.name] else { continue };
             let layouts =
                 |tensors: &[Tensor]| tensors.iter().map(|tensor| trace.layout_of(*tensor)).collect::<Vec<_>>();
-            let call = Call { inputs: layouts(trace.inputs(op)), outputs: layouts(trace.outputs(op)), architecture };
+            let call = Call {
+                inputs: layouts(trace.inputs(op)),
+                outputs: layouts(trace.outputs(op)),
+                architecture,
+                random: op.flags.random,
+                backward: op.phase == Phase::Backward,
+            };
             let start = as_u32(scratch.uses.len());
             rule(&call, &mut scratch.uses);
             scratch.of_op[id] = start..as_u32(scratch.uses.len());
@@ -111,6 +120,10 @@ pub(crate) struct Call<'a> {
     inputs: Vec<&'a Layout>,
     outputs: Vec<&'a Layout>,
     architecture: Architecture,
+    /// Whether it draws random numbers.
+    random: bool,
+    /// Whether autograd runs it.
+    backward: bool,
 }
 
 impl Call<'_> {
@@ -124,15 +137,25 @@ type Rule = fn(&Call<'_>, &mut Vec<Use>);
 fn rule(name: &str) -> Option<Rule> {
     let operator = name.split_once('.').map_or(name, |(operator, _)| operator);
     Some(match operator {
-        "mm" | "bmm" | "baddbmm" | "dot" | "mv" | "vdot" => gemm::product,
+        "mm" | "bmm" | "dot" | "mv" | "vdot" => gemm::product,
+        "baddbmm" => gemm::with_matrices,
         "addmm" => gemm::with_bias,
         "_scaled_dot_product_flash_attention" | "_flash_attention_forward" => attention::flash,
         "_scaled_dot_product_flash_attention_backward" | "_flash_attention_backward" => attention::flash_backward,
+        "_scaled_dot_product_efficient_attention" => attention::efficient,
         "_scaled_dot_product_efficient_attention_backward" | "_efficient_attention_backward" => {
             attention::efficient_backward
         }
         "embedding_dense_backward" => embedding::backward,
-        "sum" | "mean" | "nansum" | "amax" | "amin" | "any" | "all" | "linalg_vector_norm" => reduction::reduce,
+        "sum" | "mean" | "nansum" | "any" | "all" | "linalg_vector_norm" => reduction::reduce,
+        "amax" | "amin" => reduction::extreme,
+        "argmax" | "argmin" => reduction::place,
+        "max" | "min" if name.ends_with(".dim") => reduction::place,
+        "index_put" | "index_put_" | "_index_put_impl_" | "_unsafe_index_put" => index::put,
+        "_softmax_backward_data" => pointwise::softmax_backward,
+        "mse_loss" => pointwise::square_loss,
+        "logsumexp" => pointwise::log_sum_exp,
+        "_foreach_norm" => pointwise::norms,
         _ => return None,
     })
 }

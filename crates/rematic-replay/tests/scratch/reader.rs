@@ -28,6 +28,8 @@ pub(crate) struct Measured {
     pub(crate) capability: u32,
     pub(crate) processors: u32,
     pub(crate) operator: String,
+    pub(crate) random: bool,
+    pub(crate) backward: bool,
     pub(crate) inputs: Vec<Layout>,
     pub(crate) outputs: Vec<Layout>,
     pub(crate) steps: Vec<Step>,
@@ -53,6 +55,7 @@ fn call(line: &str) -> Measured {
     let fields: Vec<&str> = line.split('\t').collect();
     let [card, operator, inputs, outputs, inside] = fields[..] else { panic!("{line}: five columns") };
     let (capability, processors) = card.split_once(' ').expect("capability and multiprocessors");
+    let (operator, flag) = operator.split_once(' ').unwrap_or((operator, ""));
     let layouts = |text: &str| text.split_whitespace().map(layout).collect::<Vec<_>>();
     let outputs = layouts(outputs);
     let sizes: Vec<u64> = outputs.iter().map(|layout| layout.elements() * layout.dtype.size()).collect();
@@ -60,6 +63,8 @@ fn call(line: &str) -> Measured {
         capability: capability.parse().expect("a capability"),
         processors: processors.parse().expect("multiprocessors"),
         operator: operator.to_owned(),
+        random: flag == "random",
+        backward: flag == "backward",
         inputs: layouts(inputs),
         steps: steps(inside, &sizes),
         outputs,
@@ -92,7 +97,11 @@ fn layout(text: &str) -> Layout {
     let (named, strides) = text.split_once(':').map_or((text, None), |(named, strides)| (named, Some(strides)));
     let (dtype, shape) = named.split_once('[').expect("a shape");
     let numbers = |list: &str| -> Vec<u64> {
-        list.trim_matches(['[', ']']).split(',').filter(|each| !each.is_empty()).map(|each| each.parse().expect("a number")).collect()
+        list.trim_matches(['[', ']'])
+            .split(',')
+            .filter(|each| !each.is_empty())
+            .map(|each| each.parse().expect("a number"))
+            .collect()
     };
     let mut layout = Layout::contiguous(dtype.parse().expect("a type"), &numbers(shape));
     if let Some(strides) = strides {
