@@ -2,8 +2,8 @@
 
     run real.py DIR NAME...     a line of JSON for the plain step and each plan of predicted.py, to DIR/NAME.CAPABILITY
 
-The third step is measured. With REQUESTS=FILE, what is asked of the allocator in it is written down, `+` or `-` and the
-rounded bytes, with the lines of Python that asked.
+The third step is measured. With REQUESTS=DIR, what is asked of the allocator in it is written to
+DIR/PLAN.real, with the lines of Python that asked; `differing.py` compares it with what the example `reserved` asks for.
 """
 import json
 import os
@@ -46,7 +46,7 @@ def train(model: models.Model, plan: str) -> dict[str, object]:
         optimizer.zero_grad()
     stats = torch.cuda.memory_stats()
     if "REQUESTS" in os.environ:
-        write_requests(os.environ["REQUESTS"])
+        write_requests(f"{os.environ['REQUESTS']}/{os.path.basename(plan)}.real")
     return {
         "plan": plan,
         "requested": stats["requested_bytes.all.peak"],
@@ -57,13 +57,14 @@ def train(model: models.Model, plan: str) -> dict[str, object]:
 
 
 def write_requests(path: str) -> None:
-    sign = {"alloc": "+", "free_completed": "-"}
+    """As the example `reserved` does: who, address, and bytes if they are taken."""
     with open(path, "w") as file:
         for entry in torch.cuda.memory._snapshot()["device_traces"][0]:
-            if entry["action"] in sign:
-                rounded = max(512, -(-entry["size"] // 512) * 512)
-                frames = [f"{frame['filename'].rsplit('/', 1)[-1]}:{frame['line']}" for frame in entry["frames"][:3]]
-                file.write(f"{' '.join(frames)}\t\t{sign[entry['action']]}{rounded}\n")
+            frames = [f"{frame['filename'].rsplit('/', 1)[-1]}:{frame['line']}" for frame in entry["frames"][:4]]
+            if entry["action"] == "alloc":
+                file.write(f"{' '.join(frames)}\t{entry['addr']}\t{entry['size']}\n")
+            elif entry["action"] == "free_completed":
+                file.write(f"{' '.join(frames)}\t{entry['addr']}\t-\n")
 
 
 def in_child(function):

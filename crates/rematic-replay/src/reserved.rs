@@ -60,10 +60,10 @@ impl Reserved {
 pub struct Request {
     /// The operator that runs, or that ran last.
     pub op: Option<OpId>,
-    /// Whether a block is given back.
-    pub frees: bool,
-    /// The bytes of the block, rounded.
-    pub bytes: u64,
+    /// The bytes that are asked for; nothing if a block is given back.
+    pub takes: Option<u64>,
+    /// Where the block lies.
+    pub address: u64,
 }
 
 impl<'a> Occupancy<'a> {
@@ -81,6 +81,8 @@ impl<'a> Occupancy<'a> {
             blocks: Table::new(schedule.start().buffers(), Allocation::NOTHING),
             has_state: false,
             taken: Vec::new(),
+            outputs: Vec::new(),
+            defers: false,
             into: None,
             failed: None,
             running: None,
@@ -110,6 +112,10 @@ struct Occupancy<'a> {
     has_state: bool,
     /// What the operator that runs has taken for itself so far.
     taken: Vec<Allocation>,
+    /// What it makes, until its turn comes.
+    outputs: Vec<Option<(BufferId, Bytes)>>,
+    /// Whether an operator runs that does more with memory than to make what it returns.
+    defers: bool,
     /// The storage in whose block it puts what it returns.
     into: Option<StorageId>,
     failed: Option<AllocatorError>,
@@ -142,7 +148,7 @@ impl Occupancy<'_> {
     fn take(&mut self, bytes: u64, stream: u64) -> Allocation {
         match self.allocator.alloc(bytes, stream) {
             Ok(block) => {
-                self.note(block, false);
+                self.note(block, Some(bytes));
                 block
             }
             Err(error) => {
@@ -152,17 +158,17 @@ impl Occupancy<'_> {
         }
     }
 
-    fn note(&mut self, block: Allocation, frees: bool) {
+    fn note(&mut self, block: Allocation, takes: Option<u64>) {
         if let Some(requests) = &mut self.requests
-            && let Ok((_, bytes)) = self.allocator.place(block)
-            && bytes > 0
+            && let Ok((address, _)) = self.allocator.place(block)
+            && block != Allocation::NOTHING
         {
-            requests.push(Request { op: self.running, frees, bytes });
+            requests.push(Request { op: self.running, takes, address });
         }
     }
 
     fn give_back(&mut self, block: Allocation) {
-        self.note(block, true);
+        self.note(block, None);
         if let Err(error) = self.allocator.free(block) {
             self.failed.get_or_insert(error);
         }
@@ -180,20 +186,14 @@ impl Occupancy<'_> {
             }
         }
         self.into = self.scratch.accumulates(ran.op);
-        let uses = self.scratch.of(ran.op);
-        let before = uses.iter().position(|each| *each == Use::Outputs).unwrap_or(0);
-        self.follow(&uses[..before]);
+        self.defers = !self.scratch.of(ran.op).is_empty();
     }
 
     fn ran(&mut self, ran: Ran) {
-        let uses = self.scratch.of(ran.op);
-        let before = uses.iter().position(|each| *each == Use::Outputs).unwrap_or(0);
-        self.follow(&uses[before..]);
-        self.taken.clear();
-    }
-
-    fn follow(&mut self, uses: &[Use]) {
-        for each in uses {
+        if !std::mem::take(&mut self.defers) {
+            return;
+        }
+        for each in self.scratch.of(ran.op) {
             match *each {
                 Use::Take(bytes) => {
                     let block = self.take(bytes, 0);
@@ -205,8 +205,20 @@ impl Occupancy<'_> {
                         self.give_back(block);
                     }
                 }
-                Use::Outputs => {}
+                Use::Output(index) => self.make(index),
+                Use::Outputs => (0..self.outputs.len()).for_each(|index| self.make(index)),
             }
+        }
+        // A copy that a plan makes of an operator may have outputs that the rule does not know.
+        (0..self.outputs.len()).for_each(|index| self.make(index));
+        self.outputs.clear();
+        self.taken.clear();
+    }
+
+    /// Makes an output, if that has not happened yet.
+    fn make(&mut self, index: usize) {
+        if let Some((buffer, bytes)) = self.outputs.get_mut(index).and_then(Option::take) {
+            self.alloc(buffer, bytes);
         }
     }
 
@@ -236,6 +248,7 @@ impl Observer for Occupancy<'_> {
         match action {
             Action::Launch(ran) => self.launch(ran, ledger),
             Action::Run(ran) => self.ran(ran),
+            Action::Alloc(buffer) if self.defers => self.outputs.push(Some((buffer, ledger.footprint(buffer)))),
             Action::Alloc(buffer) => self.alloc(buffer, ledger.footprint(buffer)),
             Action::Free(buffer) => {
                 let block = self.blocks.get_mut(buffer).map(|block| std::mem::replace(block, Allocation::NOTHING));

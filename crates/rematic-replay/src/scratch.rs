@@ -31,7 +31,9 @@ pub enum Use {
     Take(u64),
     /// Gives back the block that was taken so many takes ago: 0 is the last one.
     Give(usize),
-    /// Takes its outputs.
+    /// Makes one of its outputs; the first is 0.
+    Output(usize),
+    /// Makes its outputs, or those that are not there yet, in order.
     Outputs,
 }
 
@@ -83,8 +85,8 @@ impl Scratch {
         self.accumulates.get(op).copied().flatten()
     }
 
-    /// Autograd adds a second gradient to the first in place, if nothing else refers to that one; only while somebody
-    /// watches, it makes a new tensor.
+    /// Autograd adds a second gradient to the first in place, if nothing else refers to that one (`can_accumulate_inplace` in
+    /// `input_buffer.cpp`); only while somebody watches, it makes a new tensor. A view refers to what it is a view of.
     fn find_accumulations(&mut self, trace: &StepTrace) {
         let mut last = None;
         for event in trace.events() {
@@ -101,6 +103,7 @@ impl Scratch {
                         tensor.storage == storage
                             && tensor.layout == output.layout
                             && trace.storages()[storage].bytes == trace.storages()[output.storage].bytes
+                            && is_whole(trace, tensor)
                     };
                     let is_new = trace.storages()[output.storage].birth == Some(id);
                     // The first of the two, if both go.
@@ -113,6 +116,12 @@ impl Scratch {
             }
         }
     }
+}
+
+/// Whether a tensor lies as the operator left it that made its storage: it is not a view.
+fn is_whole(trace: &StepTrace, tensor: Tensor) -> bool {
+    let Some(birth) = trace.storages()[tensor.storage].birth else { return false };
+    trace.outputs(trace.op(birth)).contains(&tensor)
 }
 
 /// An operator with the layouts of what it reads and returns.
@@ -152,6 +161,7 @@ fn rule(name: &str) -> Option<Rule> {
         "argmax" | "argmin" => reduction::place,
         "max" | "min" if name.ends_with(".dim") => reduction::place,
         "index_put" | "index_put_" | "_index_put_impl_" | "_unsafe_index_put" => index::put,
+        "native_dropout" => pointwise::dropout,
         "_softmax_backward_data" => pointwise::softmax_backward,
         "mse_loss" => pointwise::square_loss,
         "logsumexp" => pointwise::log_sum_exp,

@@ -3,7 +3,7 @@
 //!     cargo run --release -p rematic --example reserved -- STEP.rmt h100 [--bytes N] [--requests FILE] [- | PLAN.json]…
 //!
 //! One line of JSON for each plan, `-` for the plain step. `--bytes` is what the device has for the allocator; `--requests`
-//! writes down what is asked of it in the last step: operator, `+` or `-`, bytes.
+//! writes down what is asked of it in the last step: operator, its number, address, and bytes if they are taken.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -60,10 +60,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn listed(trace: &StepTrace, requests: &[Request]) -> String {
     let mut text = String::new();
-    for Request { op, frees, bytes } in requests {
+    for Request { op, takes, address } in requests {
         let name = op.map_or("", |op| trace.op_name(trace.op(op)));
         let number = op.map_or(0, |op| op.index());
-        let _ = writeln!(text, "{name}\t{number}\t{}{bytes}", if *frees { '-' } else { '+' });
+        let bytes = takes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
+        let _ = writeln!(text, "{name} {number}\t{address}\t{bytes}");
     }
     text
 }

@@ -1,7 +1,12 @@
 //! Operators that are made of several: what lies between the parts.
 
-use super::Use::{Give, Outputs, Take};
+use super::Use::{Give, Output, Outputs, Take};
 use super::{Call, Use, bytes, reduction};
+
+/// The mask comes first (`dropout_cuda` in `Dropout.cu`).
+pub(super) fn dropout(_: &Call<'_>, uses: &mut Vec<Use>) {
+    uses.extend([Output(1), Outputs]);
+}
 
 /// The product of output and gradient (`softmax_backward_cuda_out` in `SoftMax.cu`).
 pub(super) fn softmax_backward(call: &Call<'_>, uses: &mut Vec<Use>) {

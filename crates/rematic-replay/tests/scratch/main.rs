@@ -49,8 +49,12 @@ fn predicted(measured: &Measured) -> Vec<Step> {
     let scratch = Scratch::new(&trace, Some(architecture));
     let (op, _) = trace.ops().entries().next().expect("one operator");
     let mut taken = 0;
-    let steps = scratch.of(op).iter().map(|each| match *each {
-        Use::Outputs => Step::Outputs,
+    // The largest output alone is compared.
+    let sizes = measured.outputs.iter().map(|layout| layout.elements() * layout.dtype.size());
+    let largest = sizes.enumerate().max_by_key(|(at, size)| (*size, std::cmp::Reverse(*at))).map_or(0, |(at, _)| at);
+    let steps = scratch.of(op).iter().filter(|each| !matches!(each, Use::Output(at) if *at != largest));
+    let steps = steps.map(|each| match *each {
+        Use::Outputs | Use::Output(_) => Step::Outputs,
         Use::Take(bytes) => {
             taken += 1;
             Step::Take(bytes)
@@ -76,7 +80,7 @@ fn operators_without_a_rule_take_less_than_they_read() {
     for measured in reader::read().iter().filter(|each| WITHOUT_RULE.contains(&&*each.operator)) {
         let taken: u64 = measured.steps.iter().map(|step| if let Step::Take(bytes) = step { *bytes } else { 0 }).sum();
         let read: u64 = measured.inputs.iter().map(|layout| layout.elements() * layout.dtype.size()).sum();
-        assert!(taken < read.max(4096), "{}", measured.line);
+        assert!(taken < read.max(1 << 16), "{}", measured.line);
     }
 }
 
