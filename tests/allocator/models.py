@@ -68,7 +68,7 @@ def family(name: str, head: str, inputs: Callable[[], dict[str, Any]], dtype=tor
 
         config = getattr(transformers, f"{name}Config")(**fields)
         config._attn_implementation = "sdpa"
-        return getattr(transformers, name + head)(config).to(dtype)
+        return getattr(transformers, name + head)(config)
 
     return Model(build, inputs, dtype, optimizer)
 
@@ -77,7 +77,7 @@ def seed(layers=4, width=768, heads=12, vocabulary=8192, batch=8, length=1024, d
     def build():
         from torch.testing._internal.distributed._tensor.common_dtensor import ModelArgs, Transformer
 
-        return Transformer(ModelArgs(layers, vocabulary, length, width, heads, 0.1)).to(dtype)
+        return Transformer(ModelArgs(layers, vocabulary, length, width, heads, 0.1))
 
     asked = {
         "source": "seed-transformer", "batch": batch, "seq": length, "layers": layers, "dim": width, "heads": heads,
@@ -134,6 +134,17 @@ MODELS: dict[str, Callable[[], Model]] = {
     "xlm-roberta": lambda: family("XLMRoberta", "ForSequenceClassification",
                                   lambda: {"input_ids": tokens(8, 256), "labels": tokens(8, 1)[:, 0]}, vocab_size=100_000),
 }
+
+
+def built(model: Model, device: str) -> torch.nn.Module:
+    """The model on a device, made in its type: a conversion would leave segments of the wider one behind."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(model.dtype)
+    try:
+        with torch.device(device):
+            return model.build().train()
+    finally:
+        torch.set_default_dtype(before)
 
 
 def loss(output: Any) -> torch.Tensor:

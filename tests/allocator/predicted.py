@@ -18,8 +18,7 @@ def trace(model: models.Model) -> rematic.Trace:
     import transformers.masking_utils
 
     transformers.masking_utils.find_packed_sequence_indices = lambda *_, **__: None
-    with torch.device("meta"):
-        module = model.build().train()
+    module = models.built(model, "meta")
     return rematic.capture(module, **model.batch(), optimizer=models.OPTIMIZERS[model.optimizer], device="cuda")
 
 

@@ -21,8 +21,7 @@ def train(model: models.Model, plan: str) -> dict[str, object]:
     transformers.masking_utils.find_packed_sequence_indices = lambda *_, **__: None
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.backends.cudnn.enabled = False
-    with torch.device("cuda"):
-        module = model.build().train()
+    module = models.built(model, "cuda")
     moved: dict[int, torch.Tensor] = {}
     batch = {
         name: moved.setdefault(id(value), value.to("cuda")) if torch.is_tensor(value) else value

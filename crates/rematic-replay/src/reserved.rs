@@ -206,6 +206,9 @@ impl Occupancy<'_> {
                     }
                 }
                 Use::Output(index) => self.make(index),
+                Use::OnHost(index) => {
+                    self.outputs.get_mut(index).map(Option::take);
+                }
                 Use::Outputs => (0..self.outputs.len()).for_each(|index| self.make(index)),
             }
         }

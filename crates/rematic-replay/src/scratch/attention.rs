@@ -90,9 +90,15 @@ pub(super) fn flash_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
 pub(super) fn efficient(call: &Call<'_>, uses: &mut Vec<Use>) {
     let (Some(query), Some(value)) = (call.input(0).and_then(extents), call.input(2)) else { return };
     let Some([_, _, _, width]) = extents(value) else { return };
+    // Seed and offset of the generator: read on the host where weights are dropped, empty on the device where not.
+    if call.drops {
+        uses.extend([Use::OnHost(2), Use::OnHost(3), Use::Outputs]);
+    } else {
+        uses.extend([Use::Output(2), Use::Output(3), Use::Outputs]);
+    }
     if width > WIDEST_IN_REGISTERS && value.dtype != Dtype::F32 {
         let [batch, heads, queries, _] = query;
-        uses.extend([Use::Outputs, Use::Take(product([batch, heads, queries, width, 4])), Use::Give(0)]);
+        uses.extend([Use::Take(product([batch, heads, queries, width, 4])), Use::Give(0)]);
     }
 }
 

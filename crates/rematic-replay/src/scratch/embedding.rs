@@ -3,7 +3,7 @@
 use rematic_trace::Dtype;
 
 use super::Use::{Give, Outputs, Take};
-use super::{Call, Use, product, sort};
+use super::{Call, Use, bytes, product, sort};
 
 /// So many indices are added up by one simple kernel; more are sorted first.
 const SIMPLE: u64 = 3072;
@@ -15,12 +15,23 @@ const COLUMNS_PER_BLOCK: u64 = 1024;
 /// Thread blocks that fill a multiprocessor here.
 const BLOCKS_PER_PROCESSOR: u64 = 4;
 
+/// Indices that do not lie in one row are copied (`embedding_symint` in `Embedding.cpp`).
+pub(super) fn forward(call: &Call<'_>, uses: &mut Vec<Use>) {
+    if let Some(indices) = call.input(1).filter(|indices| !indices.is_contiguous()) {
+        uses.extend([Take(bytes(indices)), Outputs, Give(0)]);
+    }
+}
+
 pub(super) fn backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     let (Some(gradient), Some(indices), Some(output)) = (call.input(0), call.input(1), call.outputs.first()) else {
         return;
     };
     let count = indices.elements();
+    let copies = usize::from(!indices.is_contiguous());
+    uses.extend((0..copies).map(|_| Take(bytes(indices))));
     if count <= SIMPLE {
+        uses.push(Outputs);
+        uses.extend((0..copies).map(Give));
         return;
     }
     let width = gradient.shape.last().copied().unwrap_or(1);
@@ -49,4 +60,5 @@ pub(super) fn backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     }
     uses.extend((0..more).map(Give));
     uses.extend([0, 1, 3, 4, 7, 8, 11, 12].map(|back| Give(more + back)));
+    uses.extend((0..copies).map(|copy| Give(more + 13 + copy)));
 }

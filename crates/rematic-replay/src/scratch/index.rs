@@ -5,22 +5,34 @@ use rematic_trace::Dtype;
 use super::Use::{Give, Take};
 use super::{Call, Use, bytes, product, sort};
 
-/// The gradient of indexing adds rows up in a fixed order: indices are brought into range, and sorted
-/// (`index_put_with_sort_kernel` in `Indexing.cu`, `make_info` in `TensorAdvancedIndexingUtils.h`). Without adding, nothing is
-/// taken; a dispatch mode sees no difference, but autograd always adds.
-pub(super) fn put(call: &Call<'_>, uses: &mut Vec<Use>) {
-    if !call.backward {
-        return;
+/// Adding to picked rows sorts them first, so that sums have a fixed order (`index_put_with_sort_kernel` in `Indexing.cu`).
+/// Without adding, nothing is taken; a dispatch mode sees no difference, but autograd always adds.
+pub(super) fn add(call: &Call<'_>, uses: &mut Vec<Use>) {
+    if call.backward {
+        sorted(call, true, uses);
     }
+}
+
+/// The gradient of indexing, which knows that its indices are within bounds (`index_backward`).
+pub(super) fn add_unchecked(call: &Call<'_>, uses: &mut Vec<Use>) {
+    if call.backward {
+        uses.push(Use::Outputs);
+        sorted(call, false, uses);
+    }
+}
+
+fn sorted(call: &Call<'_>, checked: bool, uses: &mut Vec<Use>) {
     let [table, indices @ .., values] = &call.inputs[..] else { return };
     if indices.is_empty() || indices.iter().any(|index| index.dtype != Dtype::I64) {
         return;
     }
     let count = indices.iter().map(|index| index.elements()).max().unwrap_or(0);
     let list = product([count, 8]);
-    // For each dimension its least and largest index, compared with the bounds; then indices of rows.
     for (position, _) in indices.iter().enumerate() {
-        uses.extend([Take(8), Take(8), Take(1), Give(0), Take(1), Give(0), Give(3), Give(2)]);
+        if checked {
+            // The least and the largest index, compared with the bounds.
+            uses.extend([Take(8), Take(8), Take(1), Give(0), Take(1), Give(0), Give(3), Give(2)]);
+        }
         uses.extend([Take(list), Take(list), Give(1)]);
         if position > 0 {
             // Added to those of the dimension before.
@@ -37,5 +49,5 @@ pub(super) fn put(call: &Call<'_>, uses: &mut Vec<Use>) {
     let copies = usize::from(copied);
     uses.extend((0..copies).map(|back| Give(4 + back)));
     // The first list of rows is what all others were added to.
-    uses.push(Give(4 + copies + 6 * (indices.len() - 1)));
+    uses.push(Give(4 + copies + if checked { 6 } else { 2 } * (indices.len() - 1)));
 }

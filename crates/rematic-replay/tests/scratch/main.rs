@@ -1,6 +1,6 @@
 //! What the rules say that operators take for themselves is what they took of torch's allocator.
 //!
-//! `tests/allocator/scratch.py` makes the measurements, `tests/allocator/record scratch` those of the repository.
+//! `tests/allocator/scratch.py` makes the measurements, `tests/allocator/predictions operators` those of the repository.
 //! `REMATIC_SCRATCH` names a file with others.
 
 mod reader;
@@ -52,9 +52,10 @@ fn predicted(measured: &Measured) -> Vec<Step> {
     // The largest output alone is compared.
     let sizes = measured.outputs.iter().map(|layout| layout.elements() * layout.dtype.size());
     let largest = sizes.enumerate().max_by_key(|(at, size)| (*size, std::cmp::Reverse(*at))).map_or(0, |(at, _)| at);
-    let steps = scratch.of(op).iter().filter(|each| !matches!(each, Use::Output(at) if *at != largest));
+    let steps =
+        scratch.of(op).iter().filter(|each| !matches!(each, Use::Output(at) | Use::OnHost(at) if *at != largest));
     let steps = steps.map(|each| match *each {
-        Use::Outputs | Use::Output(_) => Step::Outputs,
+        Use::Outputs | Use::Output(_) | Use::OnHost(_) => Step::Outputs,
         Use::Take(bytes) => {
             taken += 1;
             Step::Take(bytes)
