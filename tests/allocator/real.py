@@ -2,7 +2,7 @@
 
     run real.py DIR NAME...     a line of JSON for the plain step and each plan of predicted.py, to DIR/NAME.CAPABILITY
 
-The third step is measured. With REQUESTS=DIR, what is asked of the allocator in it is written to
+The third step is measured. With REQUESTS=DIR, what is asked of the allocator from the start on is written to
 DIR/PLAN.real, with the lines of Python that asked; `differing.py` compares it with what the example `reserved` asks for.
 """
 import json
@@ -21,12 +21,12 @@ def train(model: models.Model, plan: str) -> dict[str, object]:
     transformers.masking_utils.find_packed_sequence_indices = lambda *_, **__: None
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.backends.cudnn.enabled = False
+    if "REQUESTS" in os.environ:
+        torch.cuda.memory._record_memory_history(max_entries=10**7, context="all", stacks="python")
     module = models.built(model, "cuda")
-    moved: dict[int, torch.Tensor] = {}
-    batch = {
-        name: moved.setdefault(id(value), value.to("cuda")) if torch.is_tensor(value) else value
-        for name, value in model.batch().items()
-    }
+    batch = model.batch()
+    moved = {value: value.to("cuda") for value in set(filter(torch.is_tensor, batch.values()))}
+    batch = {name: moved[value] if torch.is_tensor(value) else value for name, value in batch.items()}
     if plan != "-":
         import rematic
 
@@ -36,8 +36,6 @@ def train(model: models.Model, plan: str) -> dict[str, object]:
     for step in range(3):
         if step == 2:
             torch.cuda.reset_peak_memory_stats()
-            if "REQUESTS" in os.environ:
-                torch.cuda.memory._record_memory_history(max_entries=10**7, context="all", stacks="python")
         output = module(**batch) if "tokens" not in batch else module(batch["tokens"])
         value = models.loss(output)
         value.backward()

@@ -27,13 +27,14 @@ impl Reserved {
         scratch: &Scratch,
     ) -> Result<Self, AllocatorError> {
         let mut occupancy = Occupancy::new(trace, schedule, settings, device, scratch);
+        occupancy.begin(schedule.start());
         for _ in 0..STEPS {
             occupancy.step(schedule)?;
         }
         Ok(Reserved { counters: *occupancy.allocator.counters() })
     }
 
-    /// The same, with what was asked of the allocator in the last step, in order.
+    /// The same, with all that was asked of the allocator from the model's first parameter on, in order.
     ///
     /// # Errors
     /// If the device has not enough memory.
@@ -45,11 +46,11 @@ impl Reserved {
         scratch: &Scratch,
     ) -> Result<(Self, Vec<Request>), AllocatorError> {
         let mut occupancy = Occupancy::new(trace, schedule, settings, device, scratch);
-        for _ in 1..STEPS {
+        occupancy.requests = Some(Vec::new());
+        occupancy.begin(schedule.start());
+        for _ in 0..STEPS {
             occupancy.step(schedule)?;
         }
-        occupancy.requests = Some(Vec::new());
-        occupancy.step(schedule)?;
         let requests = occupancy.requests.take().unwrap_or_default();
         Ok((Reserved { counters: *occupancy.allocator.counters() }, requests))
     }
@@ -74,7 +75,7 @@ impl<'a> Occupancy<'a> {
         device: Device,
         scratch: &'a Scratch,
     ) -> Self {
-        let mut occupancy = Occupancy {
+        Occupancy {
             trace,
             scratch,
             allocator: rematic_allocator::Allocator::new(settings, device),
@@ -87,11 +88,33 @@ impl<'a> Occupancy<'a> {
             failed: None,
             running: None,
             requests: None,
-        };
-        for category in [Category::Parameter, Category::Buffer, Category::Other] {
-            occupancy.take_before(category, schedule.start());
         }
-        occupancy
+    }
+
+    /// The model, as if it were built on the device, and its batch. Where modules share a parameter, each has made its own first:
+    /// those go when they are tied, and the segments that they lay in stay.
+    fn begin(&mut self, start: &Ledger) {
+        let trace = self.trace;
+        let mut tied = Vec::new();
+        let parameters = trace.modules().iter().flat_map(|module| &module.parameters);
+        for storage in parameters.map(|parameter| parameter.storage) {
+            if !start.is_alive(storage) {
+                continue;
+            }
+            if self.blocks[BufferId::from(storage)] == Allocation::NOTHING {
+                self.alloc(storage.into(), start.footprint(storage));
+            } else {
+                let block = self.take(start.footprint(storage).0, 0);
+                tied.push(block);
+            }
+        }
+        for category in [Category::Parameter, Category::Buffer] {
+            self.take_before(category, start);
+        }
+        for block in tied {
+            self.give_back(block);
+        }
+        self.take_before(Category::Other, start);
     }
 
     fn step(&mut self, schedule: &Schedule<'_>) -> Result<(), AllocatorError> {
@@ -127,7 +150,8 @@ struct Occupancy<'a> {
 impl Occupancy<'_> {
     fn take_before(&mut self, category: Category, start: &Ledger) {
         for (id, storage) in self.trace.storages().entries() {
-            if storage.birth.is_none() && storage.category == category && start.is_alive(id) {
+            let is_there = self.blocks[BufferId::from(id)] != Allocation::NOTHING;
+            if storage.birth.is_none() && storage.category == category && start.is_alive(id) && !is_there {
                 self.alloc(id.into(), start.footprint(id));
             }
         }

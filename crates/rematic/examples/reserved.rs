@@ -3,7 +3,7 @@
 //!     cargo run --release -p rematic --example reserved -- STEP.rmt h100 [--bytes N] [--requests FILE] [- | PLAN.json]…
 //!
 //! One line of JSON for each plan, `-` for the plain step. `--bytes` is what the device has for the allocator; `--requests`
-//! writes down what is asked of it in the last step: operator, its number, address, and bytes if they are taken.
+//! writes down all that is asked of it: operator, its number, address, and bytes if they are taken.
 
 use std::error::Error;
 use std::fmt::Write as _;
