@@ -69,7 +69,7 @@ pub use module::{ModuleMemory, Pass};
 pub use peak::{Highest, Moment, Peak};
 pub use recording::{Life, Recording};
 pub use region::{Region, RegionId, Regions};
-pub use reserved::Reserved;
+pub use reserved::{Request, Reserved};
 pub use resident::Resident;
 pub use schedule::{Checkpoint, Schedule, births};
 pub use scratch::{Architecture, Scratch, Use};

@@ -1,5 +1,5 @@
 use rematic_allocator::{Allocation, AllocatorError, Counters, Device, Settings};
-use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId, Table};
+use rematic_trace::{Bytes, Category, OpId, Phase, StepTrace, StorageId, Table};
 
 use crate::scratch::{Scratch, Use};
 use crate::{Action, BufferId, Ledger, Observer, Ran, Schedule};
@@ -26,28 +26,102 @@ impl Reserved {
         device: Device,
         scratch: &Scratch,
     ) -> Result<Self, AllocatorError> {
-        let mut occupancy = Occupancy {
+        let mut occupancy = Occupancy::new(trace, schedule, settings, device, scratch);
+        occupancy.begin(schedule.start());
+        for _ in 0..STEPS {
+            occupancy.step(schedule)?;
+        }
+        Ok(Reserved { counters: *occupancy.allocator.counters() })
+    }
+
+    /// The same, with all that was asked of the allocator from the model's first parameter on, in order.
+    ///
+    /// # Errors
+    /// If the device has not enough memory.
+    pub fn recorded(
+        trace: &StepTrace,
+        schedule: &Schedule<'_>,
+        settings: Settings,
+        device: Device,
+        scratch: &Scratch,
+    ) -> Result<(Self, Vec<Request>), AllocatorError> {
+        let mut occupancy = Occupancy::new(trace, schedule, settings, device, scratch);
+        occupancy.requests = Some(Vec::new());
+        occupancy.begin(schedule.start());
+        for _ in 0..STEPS {
+            occupancy.step(schedule)?;
+        }
+        let requests = occupancy.requests.take().unwrap_or_default();
+        Ok((Reserved { counters: *occupancy.allocator.counters() }, requests))
+    }
+}
+
+/// Something that a step asked of the allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The operator that runs, or that ran last.
+    pub op: Option<OpId>,
+    /// The bytes that are asked for; nothing if a block is given back.
+    pub takes: Option<u64>,
+    /// Where the block lies.
+    pub address: u64,
+}
+
+impl<'a> Occupancy<'a> {
+    fn new(
+        trace: &'a StepTrace,
+        schedule: &Schedule<'_>,
+        settings: Settings,
+        device: Device,
+        scratch: &'a Scratch,
+    ) -> Self {
+        Occupancy {
             trace,
             scratch,
             allocator: rematic_allocator::Allocator::new(settings, device),
             blocks: Table::new(schedule.start().buffers(), Allocation::NOTHING),
             has_state: false,
             taken: Vec::new(),
+            outputs: Vec::new(),
+            defers: false,
             into: None,
             failed: None,
-        };
-        for category in [Category::Parameter, Category::Buffer, Category::Other] {
-            occupancy.take_before(category, schedule.start());
+            running: None,
+            requests: None,
         }
-        for _ in 0..STEPS {
-            occupancy.allocator.reset_peaks();
-            let end = schedule.replay(&mut occupancy);
-            occupancy.hand_over(&end);
-            if let Some(error) = occupancy.failed {
-                return Err(error);
+    }
+
+    /// The model, as if it were built on the device, and its batch. Where modules share a parameter, each has made its own first:
+    /// those go when they are tied, and the segments that they lay in stay.
+    fn begin(&mut self, start: &Ledger) {
+        let trace = self.trace;
+        let mut tied = Vec::new();
+        let parameters = trace.modules().iter().flat_map(|module| &module.parameters);
+        for storage in parameters.map(|parameter| parameter.storage) {
+            if !start.is_alive(storage) {
+                continue;
+            }
+            if self.blocks[BufferId::from(storage)] == Allocation::NOTHING {
+                self.alloc(storage.into(), start.footprint(storage));
+            } else {
+                let block = self.take(start.footprint(storage).0, 0);
+                tied.push(block);
             }
         }
-        Ok(Reserved { counters: *occupancy.allocator.counters() })
+        for category in [Category::Parameter, Category::Buffer] {
+            self.take_before(category, start);
+        }
+        for block in tied {
+            self.give_back(block);
+        }
+        self.take_before(Category::Other, start);
+    }
+
+    fn step(&mut self, schedule: &Schedule<'_>) -> Result<(), AllocatorError> {
+        self.allocator.reset_peaks();
+        let end = schedule.replay(self);
+        self.hand_over(&end);
+        self.failed.take().map_or(Ok(()), Err)
     }
 }
 
@@ -61,15 +135,23 @@ struct Occupancy<'a> {
     has_state: bool,
     /// What the operator that runs has taken for itself so far.
     taken: Vec<Allocation>,
+    /// What it makes, until its turn comes.
+    outputs: Vec<Option<(BufferId, Bytes)>>,
+    /// Whether an operator runs that does more with memory than to make what it returns.
+    defers: bool,
     /// The storage in whose block it puts what it returns.
     into: Option<StorageId>,
     failed: Option<AllocatorError>,
+    running: Option<OpId>,
+    /// What was asked for, if anybody wants to know.
+    requests: Option<Vec<Request>>,
 }
 
 impl Occupancy<'_> {
     fn take_before(&mut self, category: Category, start: &Ledger) {
         for (id, storage) in self.trace.storages().entries() {
-            if storage.birth.is_none() && storage.category == category && start.is_alive(id) {
+            let is_there = self.blocks[BufferId::from(id)] != Allocation::NOTHING;
+            if storage.birth.is_none() && storage.category == category && start.is_alive(id) && !is_there {
                 self.alloc(id.into(), start.footprint(id));
             }
         }
@@ -89,7 +171,10 @@ impl Occupancy<'_> {
 
     fn take(&mut self, bytes: u64, stream: u64) -> Allocation {
         match self.allocator.alloc(bytes, stream) {
-            Ok(block) => block,
+            Ok(block) => {
+                self.note(block, Some(bytes));
+                block
+            }
             Err(error) => {
                 self.failed.get_or_insert(error);
                 Allocation::NOTHING
@@ -97,7 +182,17 @@ impl Occupancy<'_> {
         }
     }
 
+    fn note(&mut self, block: Allocation, takes: Option<u64>) {
+        if let Some(requests) = &mut self.requests
+            && let Ok((address, _)) = self.allocator.place(block)
+            && block != Allocation::NOTHING
+        {
+            requests.push(Request { op: self.running, takes, address });
+        }
+    }
+
     fn give_back(&mut self, block: Allocation) {
+        self.note(block, None);
         if let Err(error) = self.allocator.free(block) {
             self.failed.get_or_insert(error);
         }
@@ -105,6 +200,7 @@ impl Occupancy<'_> {
 
     fn launch(&mut self, ran: Ran, ledger: &Ledger) {
         let op = self.trace.op(ran.op);
+        self.running = Some(ran.op);
         if op.phase == Phase::Optimizer && !self.has_state {
             self.has_state = true;
             for (id, storage) in self.trace.storages().entries() {
@@ -114,20 +210,14 @@ impl Occupancy<'_> {
             }
         }
         self.into = self.scratch.accumulates(ran.op);
-        let uses = self.scratch.of(ran.op);
-        let before = uses.iter().position(|each| *each == Use::Outputs).unwrap_or(0);
-        self.follow(&uses[..before]);
+        self.defers = !self.scratch.of(ran.op).is_empty();
     }
 
     fn ran(&mut self, ran: Ran) {
-        let uses = self.scratch.of(ran.op);
-        let before = uses.iter().position(|each| *each == Use::Outputs).unwrap_or(0);
-        self.follow(&uses[before..]);
-        self.taken.clear();
-    }
-
-    fn follow(&mut self, uses: &[Use]) {
-        for each in uses {
+        if !std::mem::take(&mut self.defers) {
+            return;
+        }
+        for each in self.scratch.of(ran.op) {
             match *each {
                 Use::Take(bytes) => {
                     let block = self.take(bytes, 0);
@@ -139,8 +229,23 @@ impl Occupancy<'_> {
                         self.give_back(block);
                     }
                 }
-                Use::Outputs => {}
+                Use::Output(index) => self.make(index),
+                Use::OnHost(index) => {
+                    self.outputs.get_mut(index).map(Option::take);
+                }
+                Use::Outputs => (0..self.outputs.len()).for_each(|index| self.make(index)),
             }
+        }
+        // A copy that a plan makes of an operator may have outputs that the rule does not know.
+        (0..self.outputs.len()).for_each(|index| self.make(index));
+        self.outputs.clear();
+        self.taken.clear();
+    }
+
+    /// Makes an output, if that has not happened yet.
+    fn make(&mut self, index: usize) {
+        if let Some((buffer, bytes)) = self.outputs.get_mut(index).and_then(Option::take) {
+            self.alloc(buffer, bytes);
         }
     }
 
@@ -170,6 +275,7 @@ impl Observer for Occupancy<'_> {
         match action {
             Action::Launch(ran) => self.launch(ran, ledger),
             Action::Run(ran) => self.ran(ran),
+            Action::Alloc(buffer) if self.defers => self.outputs.push(Some((buffer, ledger.footprint(buffer)))),
             Action::Alloc(buffer) => self.alloc(buffer, ledger.footprint(buffer)),
             Action::Free(buffer) => {
                 let block = self.blocks.get_mut(buffer).map(|block| std::mem::replace(block, Allocation::NOTHING));

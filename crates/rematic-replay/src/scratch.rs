@@ -6,7 +6,10 @@
 mod attention;
 mod embedding;
 mod gemm;
+mod index;
+mod pointwise;
 mod reduction;
+mod sort;
 
 use std::ops::Range;
 
@@ -28,7 +31,11 @@ pub enum Use {
     Take(u64),
     /// Gives back the block that was taken so many takes ago: 0 is the last one.
     Give(usize),
-    /// Takes its outputs.
+    /// Makes one of its outputs; the first is 0.
+    Output(usize),
+    /// One of its outputs lies on the host.
+    OnHost(usize),
+    /// Makes its outputs, or those that are not there yet, in order.
     Outputs,
 }
 
@@ -48,12 +55,20 @@ impl Scratch {
             Scratch { uses: Vec::new(), of_op: trace.ops().filled(0..0), accumulates: trace.ops().filled(None) };
         scratch.find_accumulations(trace);
         let Some(architecture) = architecture else { return scratch };
+        let drops = trace.names().iter().any(|name| name.starts_with("native_dropout"));
         let rules: Table<_, Option<Rule>> = trace.names().iter().map(|name| rule(name)).collect();
         for (id, op) in trace.ops().entries() {
             let Some(rule) = rules[op.name] else { continue };
             let layouts =
                 |tensors: &[Tensor]| tensors.iter().map(|tensor| trace.layout_of(*tensor)).collect::<Vec<_>>();
-            let call = Call { inputs: layouts(trace.inputs(op)), outputs: layouts(trace.outputs(op)), architecture };
+            let call = Call {
+                inputs: layouts(trace.inputs(op)),
+                outputs: layouts(trace.outputs(op)),
+                architecture,
+                random: op.flags.random,
+                backward: op.phase == Phase::Backward,
+                drops,
+            };
             let start = as_u32(scratch.uses.len());
             rule(&call, &mut scratch.uses);
             scratch.of_op[id] = start..as_u32(scratch.uses.len());
@@ -74,29 +89,33 @@ impl Scratch {
         self.accumulates.get(op).copied().flatten()
     }
 
-    /// Autograd adds a second gradient to the first in place, if nothing else refers to that one; only while somebody
-    /// watches, it makes a new tensor.
+    /// Autograd adds a second gradient to the first in place, if nothing else refers to that one (`can_accumulate_inplace` in
+    /// `input_buffer.cpp`); only while somebody watches, it makes a new tensor. So it does with the zeros that picked rows are
+    /// added to (`index_backward` in `TensorAdvancedIndexing.cpp`). A view refers to what it is a view of.
     fn find_accumulations(&mut self, trace: &StepTrace) {
-        let mut last = None;
+        let (mut last, mut viewed) = (None, trace.storages().filled(false));
         for event in trace.events() {
             match *event {
-                rematic_trace::Event::Op(op) => last = Some(op),
+                rematic_trace::Event::Op(id) => {
+                    last = Some(id);
+                    let op = trace.op(id);
+                    for tensor in trace.outputs(op).iter().filter(|_| op.flags.view) {
+                        // Another view than the one that is added to may have gone.
+                        viewed[tensor.storage] |= lies_as_born(trace, *tensor);
+                    }
+                }
                 rematic_trace::Event::Drop(storage) => {
                     let Some(id) = last else { continue };
                     let op = trace.op(id);
-                    if op.phase != Phase::Backward || trace.op_name(op) != "add.Tensor" {
+                    if op.phase != Phase::Backward || !matches!(trace.op_name(op), "add.Tensor" | "index_put.default") {
                         continue;
                     }
-                    let (&[first, second], &[output]) = (trace.inputs(op), trace.outputs(op)) else { continue };
-                    let alike = |tensor: Tensor| {
-                        tensor.storage == storage
-                            && tensor.layout == output.layout
-                            && trace.storages()[storage].bytes == trace.storages()[output.storage].bytes
-                    };
+                    let (&[first, ..], &[output]) = (trace.inputs(op), trace.outputs(op)) else { continue };
+                    let alike = first.storage == storage
+                        && first.layout == output.layout
+                        && trace.storages()[storage].bytes == trace.storages()[output.storage].bytes;
                     let is_new = trace.storages()[output.storage].birth == Some(id);
-                    // The first of the two, if both go.
-                    let better = self.accumulates[id].is_none() || storage == first.storage;
-                    if is_new && better && (alike(first) || alike(second)) {
+                    if alike && is_new && lies_as_born(trace, first) && !viewed[storage] {
                         self.accumulates[id] = Some(storage);
                     }
                 }
@@ -106,11 +125,23 @@ impl Scratch {
     }
 }
 
+/// Whether a tensor lies as the operator left it that made its storage. A view of a view may, too.
+fn lies_as_born(trace: &StepTrace, tensor: Tensor) -> bool {
+    let Some(birth) = trace.storages()[tensor.storage].birth else { return false };
+    trace.outputs(trace.op(birth)).contains(&tensor)
+}
+
 /// An operator with the layouts of what it reads and returns.
 pub(crate) struct Call<'a> {
     inputs: Vec<&'a Layout>,
     outputs: Vec<&'a Layout>,
     architecture: Architecture,
+    /// Whether it draws random numbers.
+    random: bool,
+    /// Whether autograd runs it.
+    backward: bool,
+    /// Whether the step has dropout. Of memory-efficient attention a trace does not say whether it drops weights.
+    drops: bool,
 }
 
 impl Call<'_> {
@@ -124,15 +155,28 @@ type Rule = fn(&Call<'_>, &mut Vec<Use>);
 fn rule(name: &str) -> Option<Rule> {
     let operator = name.split_once('.').map_or(name, |(operator, _)| operator);
     Some(match operator {
-        "mm" | "bmm" | "baddbmm" | "dot" | "mv" | "vdot" => gemm::product,
+        "mm" | "bmm" | "dot" | "mv" | "vdot" => gemm::product,
+        "baddbmm" => gemm::with_matrices,
         "addmm" => gemm::with_bias,
         "_scaled_dot_product_flash_attention" | "_flash_attention_forward" => attention::flash,
         "_scaled_dot_product_flash_attention_backward" | "_flash_attention_backward" => attention::flash_backward,
+        "_scaled_dot_product_efficient_attention" => attention::efficient,
         "_scaled_dot_product_efficient_attention_backward" | "_efficient_attention_backward" => {
             attention::efficient_backward
         }
         "embedding_dense_backward" => embedding::backward,
-        "sum" | "mean" | "nansum" | "amax" | "amin" | "any" | "all" | "linalg_vector_norm" => reduction::reduce,
+        "sum" | "mean" | "nansum" | "any" | "all" | "linalg_vector_norm" => reduction::reduce,
+        "amax" | "amin" => reduction::extreme,
+        "argmax" | "argmin" => reduction::place,
+        "max" | "min" if name.ends_with(".dim") => reduction::place,
+        "index_put" => index::add_unchecked,
+        "index_put_" | "_index_put_impl_" => index::add,
+        "embedding" => embedding::forward,
+        "native_dropout" => pointwise::dropout,
+        "_softmax_backward_data" => pointwise::softmax_backward,
+        "mse_loss" => pointwise::square_loss,
+        "logsumexp" => pointwise::log_sum_exp,
+        "_foreach_norm" => pointwise::norms,
         _ => return None,
     })
 }

@@ -1,6 +1,8 @@
 //! What each stage costs: `cargo bench`.
 
-use rematic::{Allocator, CostRule, Costs, Device, Model, Options, StatsReport, StepStats, StepTrace, Timeline};
+use rematic::{
+    Allocator, CostRule, CostSource, Costs, Device, Model, Options, StatsReport, StepStats, StepTrace, Target, Timeline,
+};
 
 fn main() {
     divan::main();
@@ -27,6 +29,14 @@ fn validate(bencher: divan::Bencher<'_, '_>, name: &str) {
 fn replay(bencher: divan::Bencher<'_, '_>, name: &str) {
     let trace = model(name).trace().unwrap();
     bencher.bench(|| Timeline::replay(&trace, Allocator::Cuda));
+}
+
+/// Three steps through PyTorch's caching allocator, with what kernels take for themselves.
+#[divan::bench(args = MODELS)]
+fn memory(bencher: divan::Bencher<'_, '_>, name: &str) {
+    let trace = model(name).trace().unwrap();
+    let target = Target::find("b200", None, CostSource::Rule(CostRule::Physical)).unwrap();
+    bencher.bench(|| target.memory(&trace));
 }
 
 #[divan::bench(args = MODELS)]

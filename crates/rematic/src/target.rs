@@ -105,7 +105,8 @@ impl Target {
     }
 
     /// What kernels take for themselves on the device.
-    pub(crate) fn scratch(&self, trace: &StepTrace) -> Scratch {
+    #[must_use]
+    pub fn scratch(&self, trace: &StepTrace) -> Scratch {
         let architecture = self.device.chip.map(|(capability, processors)| Architecture { capability, processors });
         Scratch::new(trace, architecture)
     }

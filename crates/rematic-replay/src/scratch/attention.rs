@@ -12,6 +12,11 @@ fn extents(layout: &Layout) -> Option<[u64; 4]> {
 /// Flash attention splits keys among thread blocks where there are too few queries to fill the card
 /// (`set_params_splitkv` in `flash_api.cpp`); each split has its own sums, of which the last kernel makes one.
 pub(super) fn flash(call: &Call<'_>, uses: &mut Vec<Use>) {
+    if call.random {
+        // Weights are dropped by the place of a block, so keys are not split; the generator's state.
+        uses.extend([Use::Outputs, Use::Take(16), Use::Give(0)]);
+        return;
+    }
     let (Some(query), Some(key)) = (call.input(0).and_then(extents), call.input(1).and_then(extents)) else { return };
     let [batch, heads, queries, width] = query;
     let block = if width <= 64 {
@@ -48,38 +53,108 @@ fn splits(blocks: u64, processors: u64, key_blocks: u64) -> u64 {
     (1..=most).find(|&splits| is_eligible(splits) && efficiency(splits) >= 0.85 * best).unwrap_or(1)
 }
 
-/// Sums per query, the gradient of queries in 32 bits, and where several heads share keys, the gradients of each head's own
-/// (`mha_bwd` in `flash_api.cpp`).
+/// Whether heads lie beside each other in the rows of a sequence, as flash attention reads them.
+fn is_by_row(layout: &Layout) -> bool {
+    let (Some([batch, heads, rows, width]), &[by_batch, by_head, by_row, 1]) = (extents(layout), &layout.strides[..])
+    else {
+        return layout.shape.last() == Some(&1);
+    };
+    let fits = |extent: u64, stride: u64, expected: u64| extent == 1 || stride == expected;
+    fits(heads, by_head, width)
+        && fits(rows, by_row, product([heads, width]))
+        && fits(batch, by_batch, product([rows, heads, width]))
+}
+
+/// The output and its gradient as they must lie, sums per query, the gradient of queries in 32 bits, and where several heads
+/// share keys, the gradients of each head's own (`_flash_attention_backward`, `mha_bwd` in `flash_api.cpp`).
 pub(super) fn flash_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     let layouts = (call.input(1).and_then(extents), call.input(2).and_then(extents), call.input(1));
     let (Some([batch, heads, queries, width]), Some(key), Some(query)) = layouts else { return };
+    let copied = |index: usize| call.input(index).filter(|layout| !is_by_row(layout)).map(bytes);
+    let copies: Vec<u64> = [0, 4].into_iter().filter_map(copied).collect();
+    uses.extend(copies.iter().map(|&copy| Use::Take(copy)));
     let rows = product([batch, heads, round_up(queries, 128)]);
     let wide = round_up(width, if width <= 128 { 32 } else { 64 });
     uses.extend([Use::Outputs, Use::Take(product([rows, 4])), Use::Take(product([rows, wide, 4]))]);
-    if key[1] == heads {
-        uses.extend([Use::Give(0), Use::Give(1)]);
-    } else {
+    let mut taken = copies.len() + 2;
+    if key[1] != heads {
         let own = product([batch, key[2], heads, width, query.dtype.size()]);
-        uses.extend([Use::Take(own), Use::Take(own), Use::Give(0), Use::Give(1), Use::Give(2), Use::Give(3)]);
+        uses.extend([Use::Take(own), Use::Take(own)]);
+        taken += 2;
+    }
+    uses.extend((0..taken).map(Use::Give));
+}
+
+/// What the kernel cannot keep in registers until it is whole: outputs in 32 bits (`_efficient_attention_forward` in
+/// `attention.cu`).
+pub(super) fn efficient(call: &Call<'_>, uses: &mut Vec<Use>) {
+    let (Some(query), Some(value)) = (call.input(0).and_then(extents), call.input(2)) else { return };
+    let Some([_, _, _, width]) = extents(value) else { return };
+    // Seed and offset of the generator: read on the host where weights are dropped, empty on the device where not.
+    if call.drops {
+        uses.extend([Use::OnHost(2), Use::OnHost(3), Use::Outputs]);
+    } else {
+        uses.extend([Use::Output(2), Use::Output(3), Use::Outputs]);
+    }
+    if width > WIDEST_IN_REGISTERS && value.dtype != Dtype::F32 {
+        let [batch, heads, queries, _] = query;
+        uses.extend([Use::Take(product([batch, heads, queries, width, 4])), Use::Give(0)]);
     }
 }
 
-/// The sum of each query's output times its gradient, and the gradient of queries as parts of the keys add to it
-/// (`_efficient_attention_backward` in `attention_backward.cu`).
+/// The widest heads whose outputs stay in registers.
+const WIDEST_IN_REGISTERS: u64 = 128;
+
+/// The sum of each query's output times its gradient, the gradient of queries as parts of the keys add to it, and where several
+/// heads share keys, the gradients of each head's own (`_efficient_attention_backward` in `attention_backward.cu`).
 pub(super) fn efficient_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
-    let Some(query) = call.input(1) else { return };
+    let (Some(query), Some(key)) = (call.input(1), call.input(2).and_then(extents)) else { return };
     let Some([batch, heads, queries, width]) = extents(query) else { return };
-    /// Queries and columns that a thread block has at a time, and what stands before them: a lock and a counter.
-    const BLOCK: u64 = 64;
-    const HEAD: u64 = 16;
-    let blocks = product([queries.div_ceil(BLOCK), width.div_ceil(BLOCK)]);
-    let workspace = product([batch, heads, blocks, HEAD + BLOCK * BLOCK * 4]);
+    let workspace = efficient_workspace(query.dtype, [batch, heads, queries, width], key[2]);
     let sums = product([batch, heads, queries, 4]);
     uses.push(Use::Outputs);
+    let shared = if key[1] == heads { 0 } else { 2 };
+    let own = product([batch, heads, key[2], width, query.dtype.size()]);
+    uses.extend((0..shared).map(|_| Use::Take(own)));
     if query.dtype == Dtype::F32 {
-        uses.extend([Use::Take(bytes(query)), Use::Take(sums), Use::Take(sums), Use::Give(1), Use::Give(2)]);
+        uses.extend([Use::Take(bytes(query)), Use::Take(sums)]);
+        if heads > 1 && queries > 1 {
+            // Sums lie by query, and must lie by head.
+            uses.extend([Use::Take(sums), Use::Give(1), Use::Give(2)]);
+        } else {
+            uses.push(Use::Give(1));
+        }
         uses.extend([Use::Take(workspace), Use::Give(1), Use::Give(0)]);
     } else {
         uses.extend([Use::Take(sums), Use::Take(workspace), Use::Give(1), Use::Give(0)]);
     }
+    let taken = if query.dtype != Dtype::F32 {
+        2
+    } else if heads > 1 && queries > 1 {
+        4
+    } else {
+        3
+    };
+    uses.extend((0..shared).map(|back| Use::Give(taken + back)));
+}
+
+/// `workspace_size` of `kernel_backward.h`: queries and columns are cut into blocks, each with a lock and a counter.
+fn efficient_workspace(dtype: Dtype, [batch, heads, queries, width]: [u64; 4], keys: u64) -> u64 {
+    const HEAD: u64 = 16;
+    /// Enough thread blocks; with fewer heads than that, keys are split among several.
+    const PARALLEL: u64 = 200;
+    let is_half = dtype != Dtype::F32;
+    let (rows, columns) = match width {
+        0..=64 => (64, 64),
+        65..=WIDEST_IN_REGISTERS if is_half => (128, 128),
+        _ => (128, 64),
+    };
+    let blocks = product([queries.div_ceil(rows), width.div_ceil(columns)]);
+    let mut each = product([blocks, HEAD + rows * columns * 4]);
+    if is_half && width > WIDEST_IN_REGISTERS {
+        // The gradients of keys and values of each part, in 32 bits.
+        let splits = (PARALLEL / product([batch, heads]).max(1)).clamp(1, keys.div_ceil(columns).max(1));
+        each = each.saturating_add(product([splits, 2, columns, round_up(width, rows), 4]));
+    }
+    product([batch, heads, each])
 }

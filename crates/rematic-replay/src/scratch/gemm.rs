@@ -1,6 +1,6 @@
-//! Products of matrices.
+//! Products of matrices (`Blas.cpp`).
 
-use rematic_trace::Layout;
+use rematic_trace::{Dtype, Layout};
 
 use super::{Call, Use, bytes};
 
@@ -10,28 +10,39 @@ fn workspace(capability: u32) -> u64 {
     if capability >= 90 { 32 << 20 } else { 2 * (4096 << 10) + 8 * (16 << 10) }
 }
 
-/// cuBLASLt's (`_getWorkspaceSize`), which adds a bias in the same kernel.
-const WITH_BIAS: u64 = 1 << 20;
+/// cuBLASLt's (`_getWorkspaceSize`), which adds to the product in the same kernel.
+const WITH_ADDEND: u64 = 1 << 20;
 
 pub(super) fn product(call: &Call<'_>, uses: &mut Vec<Use>) {
     multiply(call, 0, workspace(call.architecture.capability), uses);
 }
 
-pub(super) fn with_bias(call: &Call<'_>, uses: &mut Vec<Use>) {
-    // The bias is one row for all (`addmm_out_cuda_impl`); another addend is copied to the output first.
-    let bias = call.input(0).is_some_and(|bias| bias.shape.len() == 1 && bias.strides == [1]);
-    let bytes = if bias { WITH_BIAS } else { workspace(call.architecture.capability) };
-    multiply(call, 1, bytes, uses);
+/// `baddbmm`: the addend is copied to the output first.
+pub(super) fn with_matrices(call: &Call<'_>, uses: &mut Vec<Use>) {
+    multiply(call, 1, workspace(call.architecture.capability), uses);
 }
 
+/// `addmm`: cuBLASLt where the addend is one row for all, or the type has 16 bits (`addmm_out_cuda_impl`).
+pub(super) fn with_bias(call: &Call<'_>, uses: &mut Vec<Use>) {
+    let by_lt = call.input(0).is_some_and(|addend| {
+        let is_row = addend.shape.len() == 1 && addend.strides == [1];
+        is_row || matches!(addend.dtype, Dtype::F16 | Dtype::Bf16)
+    });
+    multiply(call, 1, if by_lt { WITH_ADDEND } else { workspace(call.architecture.capability) }, uses);
+}
+
+/// Results lie by rows and cuBLAS writes columns, so it gets the second operand first.
 fn multiply(call: &Call<'_>, first: usize, workspace: u64, uses: &mut Vec<Use>) {
     uses.push(Use::Outputs);
-    let operands = call.inputs.iter().skip(first).take(2);
-    let copies: Vec<u64> = operands.filter(|layout| must_be_copied(layout)).map(|layout| bytes(layout)).collect();
-    uses.extend(copies.iter().map(|&copy| Use::Take(copy)));
+    let mut copies = 0;
+    for operand in [first + 1, first] {
+        if let Some(layout) = call.input(operand).filter(|layout| must_be_copied(layout)) {
+            uses.push(Use::Take(bytes(layout)));
+            copies += 1;
+        }
+    }
     uses.push(Use::Take(workspace));
-    uses.push(Use::Give(0));
-    uses.extend((0..copies.len()).map(|copy| Use::Give(copy + 1)));
+    uses.extend((0..=copies).map(Use::Give));
 }
 
 /// Whether cuBLAS cannot read a matrix as it lies (`prepare_matrix_for_cublas`): one of its two last strides is 1, and the
@@ -41,5 +52,7 @@ fn must_be_copied(layout: &Layout) -> bool {
     let &[.., down, right] = &layout.strides[..] else { return false };
     let by_column = down == 1 && right >= rows.max(1);
     let by_row = right == 1 && down >= columns.max(1);
-    !(by_column || by_row || layout.is_dense())
+    // A matrix that is dense is one of the two, but for extents of 1; of several matrices only contiguous ones are.
+    let dense = if layout.shape.len() == 2 { layout.is_dense() } else { layout.is_contiguous() && down * right != 0 };
+    !(by_column || by_row || dense)
 }

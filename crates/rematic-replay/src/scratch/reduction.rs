@@ -26,13 +26,37 @@ fn accumulator(layout: &Layout) -> u64 {
     layout.dtype.size().max(4)
 }
 
+/// Sums, means, norms.
 pub(super) fn reduce(call: &Call<'_>, uses: &mut Vec<Use>) {
-    let (Some(input), Some(output)) = (call.input(0), call.outputs.first()) else { return };
-    let Some(shape) = Shape::new(input, output) else { return };
-    let threads = u64::from(call.architecture.processors) * threads_per_processor(call.architecture.capability);
-    if let Some((staging, semaphores)) = shape.staging(accumulator(input), threads) {
-        uses.extend([Use::Outputs, Use::Take(staging), Use::Take(semaphores), Use::Give(0), Use::Give(1)]);
+    if let Some(staging) = call.input(0).and_then(|input| staging(call, input, accumulator(input))) {
+        uses.push(Use::Outputs);
+        uses.extend(staging);
     }
+}
+
+/// The largest or smallest, in the type of the elements.
+pub(super) fn extreme(call: &Call<'_>, uses: &mut Vec<Use>) {
+    if let Some(staging) = call.input(0).and_then(|input| staging(call, input, input.dtype.size())) {
+        uses.push(Use::Outputs);
+        uses.extend(staging);
+    }
+}
+
+/// The largest or smallest with its place: a pair of both.
+pub(super) fn place(call: &Call<'_>, uses: &mut Vec<Use>) {
+    const PAIR: u64 = 16;
+    if let Some(staging) = call.input(0).and_then(|input| staging(call, input, PAIR)) {
+        uses.push(Use::Outputs);
+        uses.extend(staging);
+    }
+}
+
+/// What thread blocks have so far, and semaphores, where an input of that layout becomes the output.
+pub(super) fn staging(call: &Call<'_>, input: &Layout, accumulator: u64) -> Option<[Use; 4]> {
+    let shape = Shape::new(input, call.outputs.first()?)?;
+    let threads = u64::from(call.architecture.processors) * threads_per_processor(call.architecture.capability);
+    let (staging, semaphores) = shape.staging(accumulator, threads)?;
+    Some([Use::Take(staging), Use::Take(semaphores), Use::Give(0), Use::Give(1)])
 }
 
 /// A reduction as the kernel sees it.

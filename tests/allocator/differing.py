@@ -1,0 +1,41 @@
+"""Where what we ask of the allocator in a step and what torch asks part.
+
+    python differing.py OURS REAL       files of the example `reserved` and of real.py
+"""
+import difflib
+import sys
+
+
+def requests(path):
+    """Signed sizes in order, rounded as the allocator does, and who asked."""
+    held, sizes, who = {}, [], []
+    with open(path) as file:
+        for line in file:
+            name, address, bytes_ = line.rstrip("\n").split("\t")
+            if bytes_ != "-":
+                held[address] = max(512, -(-int(bytes_) // 512) * 512)
+                sizes.append(held[address])
+            else:
+                # What was there before the step began has no size here.
+                sizes.append(-held.pop(address, 0))
+            who.append(name)
+    return sizes, who
+
+
+def main():
+    (ours, by_us), (real, by_torch) = map(requests, sys.argv[1:3])
+    print(f"{len(ours)} requests of ours, {len(real)} of torch's")
+    matcher = difflib.SequenceMatcher(None, ours, real, autojunk=False)
+    seen = {}
+    for tag, a, b, c, d in matcher.get_opcodes():
+        if tag == "equal":
+            continue
+        name = by_us[min(a, len(ours) - 1)].split(" ")[0]
+        text = f"{name}: ours {ours[a:b]}, torch {real[c:d]}   after {ours[max(0, a - 3):a]}"
+        seen.setdefault((name, b - a, d - c), []).append((by_us[min(a, len(ours) - 1)], text, by_torch[c:d][:2]))
+    for (name, *_), cases in sorted(seen.items(), key=lambda item: -len(item[1])):
+        print(f"{len(cases)} times {cases[0][1]}\n     {cases[0][0]}, {cases[0][2]}")
+
+
+if __name__ == "__main__":
+    main()

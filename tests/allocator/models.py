@@ -1,0 +1,152 @@
+"""The models whose steps are predicted and run: small enough to be quick, of many kinds, and a few as they are used.
+
+Each is built on a device, and comes with its batch. A captured model is also what runs; a native one is traced by name.
+"""
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+@dataclasses.dataclass
+class Model:
+    """A training step."""
+
+    build: Callable[[], torch.nn.Module]
+    batch: Callable[[], dict[str, Any]]
+    dtype: torch.dtype = torch.float32
+    optimizer: str = "adamw"
+    # What `rematic.Trace.model` is asked for; nothing for a captured one.
+    native: dict[str, Any] | None = None
+
+
+OPTIMIZERS = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "fused": lambda parameters: torch.optim.AdamW(parameters, fused=True),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "sgd-momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+}
+
+
+def tokens(batch: int, length: int) -> torch.Tensor:
+    return torch.zeros(batch, length, dtype=torch.long)
+
+
+def causal(config: dict[str, Any], dtype: torch.dtype) -> torch.nn.Module:
+    import transformers
+
+    fields = dict(config)
+    made = transformers.CONFIG_MAPPING[fields.pop("model_type")](**fields)
+    return transformers.AutoModelForCausalLM.from_config(made, dtype=dtype)
+
+
+def decoder(config, batch=2, length=512, dtype=torch.float32, optimizer="adamw", native=False, **changes) -> Model:
+    """A language model of transformers by its config: a dict, or a name in the directory of configs."""
+    if isinstance(config, str):
+        with open(os.path.join(os.environ["CONFIGS"], config)) as file:
+            config = json.load(file)
+    config = {**config, **changes}
+    asked = {"source": config, "batch": batch, "seq": length, "dtype": dtype, "optimizer": optimizer}
+    return Model(
+        lambda: causal(config, dtype),
+        lambda: {**labelled(batch, length)(), "use_cache": False},
+        dtype,
+        optimizer,
+        asked if native else None,
+    )
+
+
+def family(name: str, head: str, inputs: Callable[[], dict[str, Any]], dtype=torch.float32, optimizer="adamw", **fields):
+    """Another model of transformers: the class of its config without `Config`, and its head."""
+
+    def build():
+        import transformers
+
+        config = getattr(transformers, f"{name}Config")(**fields)
+        config._attn_implementation = "sdpa"
+        return getattr(transformers, name + head)(config)
+
+    return Model(build, inputs, dtype, optimizer)
+
+
+def seed(layers=4, width=768, heads=12, vocabulary=8192, batch=8, length=1024, dtype=torch.float32) -> Model:
+    def build():
+        from torch.testing._internal.distributed._tensor.common_dtensor import ModelArgs, Transformer
+
+        return Transformer(ModelArgs(layers, vocabulary, length, width, heads, 0.1))
+
+    asked = {
+        "source": "seed-transformer", "batch": batch, "seq": length, "layers": layers, "dim": width, "heads": heads,
+        "vocab": vocabulary, "optimizer": "adam", "dtype": dtype,
+    }  # fmt: skip
+    return Model(build, lambda: {"tokens": tokens(batch, length)}, dtype, "adam", asked)
+
+
+def labelled(batch: int, length: int) -> Callable[[], dict[str, Any]]:
+    return lambda: dict.fromkeys(("input_ids", "labels"), tokens(batch, length))
+
+
+# Percentages of the plain step's peak that are planned for; 0 is the least budget there is.
+SHARES = (75, 60, 0)
+HALF = torch.bfloat16
+WIDE = {"vocab_size": 32000, "hidden_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16}
+GROUPED = {**WIDE, "intermediate_size": 2816, "num_key_value_heads": 4}
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "seed": seed,
+    "seed-wide": lambda: seed(2, 1000, 10, 5000, 3, 700),
+    "seed-half": lambda: seed(3, 512, 8, 8192, 4, 512, HALF),
+    "gpt2": lambda: decoder("gpt2.json", 4, 512, optimizer="adam", native=True),
+    "gpt2-captured": lambda: decoder("gpt2.json", 4, 512, optimizer="adam"),
+    "gpt2-half": lambda: decoder("gpt2.json", 8, 1024, HALF, native=True),
+    "llama-tiny": lambda: decoder("llama-tiny.json", 2, 256, native=True),
+    "llama-4-layers": lambda: decoder("llama-3-8b.json", 1, 4096, HALF, native=True, num_hidden_layers=4),
+    "llama-3-8b": lambda: decoder("llama-3-8b.json", 1, 8192, HALF, native=True),
+    "llama-4-captured": lambda: decoder("llama-3-8b.json", 2, 2048, HALF, num_hidden_layers=4),
+    "qwen3": lambda: decoder({"model_type": "qwen3", **GROUPED, "head_dim": 128}, 2, 1024, HALF, native=True),
+    "mistral": lambda: decoder({"model_type": "mistral", **GROUPED, "sliding_window": None}, 2, 1024, HALF, native=True),
+    "llama-sgd": lambda: decoder({"model_type": "llama", **GROUPED}, 3, 777, HALF, "sgd-momentum", native=True),
+    "llama-single": lambda: decoder({"model_type": "llama", **GROUPED}, 2, 600, optimizer="sgd", native=True),
+    "qwen2": lambda: decoder({"model_type": "qwen2", **GROUPED}, 2, 1024, HALF),
+    "opt": lambda: decoder(
+        {"model_type": "opt", **WIDE, "ffn_dim": 4096, "word_embed_proj_dim": 1024, "max_position_embeddings": 2048}, 2, 512),
+    "gpt-neox": lambda: decoder({"model_type": "gpt_neox", **WIDE, "intermediate_size": 4096}, 2, 1024, HALF),
+    "gemma": lambda: decoder({"model_type": "gemma2", **GROUPED, "head_dim": 64}, 2, 512, HALF),
+    "phi": lambda: decoder({"model_type": "phi", **WIDE, "intermediate_size": 4096}, 2, 512, torch.float16),
+    "falcon": lambda: decoder({"model_type": "falcon", **WIDE, "new_decoder_architecture": False}, 2, 512, HALF),
+    "bert": lambda: family("Bert", "ForMaskedLM", labelled(8, 384)),
+    "bert-half": lambda: family("Bert", "ForMaskedLM", labelled(16, 256), HALF, "fused"),
+    "distilbert": lambda: family("DistilBert", "ForMaskedLM", labelled(8, 256)),
+    "roberta": lambda: family("Roberta", "ForMaskedLM", labelled(4, 512), HALF, pad_token_id=1),
+    "electra": lambda: family("Electra", "ForMaskedLM", labelled(8, 256), optimizer="fused"),
+    "t5": lambda: family("T5", "ForConditionalGeneration", lambda: {**labelled(4, 256)(), "use_cache": False},
+                         decoder_start_token_id=0),
+    "bart": lambda: family("Bart", "ForConditionalGeneration", lambda: {**labelled(2, 512)(), "use_cache": False},
+                           encoder_layers=4, decoder_layers=4),
+    "vit": lambda: family("ViT", "ForImageClassification",
+                          lambda: {"pixel_values": torch.zeros(16, 3, 224, 224), "labels": tokens(16, 1)[:, 0]}),
+    "albert": lambda: family("Albert", "ForMaskedLM", labelled(8, 256), hidden_size=768, num_attention_heads=12,
+                             intermediate_size=3072, num_hidden_layers=6),
+    "xlm-roberta": lambda: family("XLMRoberta", "ForSequenceClassification",
+                                  lambda: {"input_ids": tokens(8, 256), "labels": tokens(8, 1)[:, 0]}, vocab_size=100_000),
+}
+
+
+def built(model: Model, device: str) -> torch.nn.Module:
+    """The model on a device, made in its type: a conversion would leave segments of the wider one behind."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(model.dtype)
+    try:
+        with torch.device(device):
+            return model.build().train()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def loss(output: Any) -> torch.Tensor:
+    """The output's own loss, or the sum of what it is."""
+    return output.sum() if isinstance(output, torch.Tensor) else output.loss

@@ -1,0 +1,103 @@
+"""Steps of training on the fake GPU: what torch's own allocator says.
+
+    run real.py DIR NAME...     a line of JSON for the plain step and each plan of predicted.py, to DIR/NAME.CAPABILITY
+
+The third step is measured. With REQUESTS=DIR, what is asked of the allocator from the start on is written to
+DIR/PLAN.real, with the lines of Python that asked; `differing.py` compares it with what the example `reserved` asks for.
+"""
+import json
+import os
+import sys
+
+import models
+import torch
+
+
+def train(model: models.Model, plan: str) -> dict[str, object]:
+    """Three steps; the counters of the third."""
+    import transformers.masking_utils
+
+    # It asks the device whether sequences are packed; on real data they are not, on zeros it thinks they are.
+    transformers.masking_utils.find_packed_sequence_indices = lambda *_, **__: None
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cudnn.enabled = False
+    if "REQUESTS" in os.environ:
+        torch.cuda.memory._record_memory_history(max_entries=10**7, context="all", stacks="python")
+    module = models.built(model, "cuda")
+    batch = model.batch()
+    moved = {value: value.to("cuda") for value in set(filter(torch.is_tensor, batch.values()))}
+    batch = {name: moved[value] if torch.is_tensor(value) else value for name, value in batch.items()}
+    if plan != "-":
+        import rematic
+
+        # Nothing is computed on the fake GPU, so there are no numbers to compare.
+        rematic.apply(module, rematic.Plan.load(plan), audit=0)
+    optimizer = models.OPTIMIZERS[model.optimizer](module.parameters())
+    for step in range(3):
+        if step == 2:
+            torch.cuda.reset_peak_memory_stats()
+        output = module(**batch) if "tokens" not in batch else module(batch["tokens"])
+        value = models.loss(output)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    stats = torch.cuda.memory_stats()
+    if "REQUESTS" in os.environ:
+        write_requests(f"{os.environ['REQUESTS']}/{os.path.basename(plan)}.real")
+    return {
+        "plan": plan,
+        "requested": stats["requested_bytes.all.peak"],
+        "allocated": stats["allocated_bytes.all.peak"],
+        "reserved": stats["reserved_bytes.all.peak"],
+        "retries": stats["num_alloc_retries"],
+    }
+
+
+def write_requests(path: str) -> None:
+    """As the example `reserved` does: who, address, and bytes if they are taken."""
+    with open(path, "w") as file:
+        for entry in torch.cuda.memory._snapshot()["device_traces"][0]:
+            frames = [f"{frame['filename'].rsplit('/', 1)[-1]}:{frame['line']}" for frame in entry["frames"][:4]]
+            if entry["action"] == "alloc":
+                file.write(f"{' '.join(frames)}\t{entry['addr']}\t{entry['size']}\n")
+            elif entry["action"] == "free_completed":
+                file.write(f"{' '.join(frames)}\t{entry['addr']}\t-\n")
+
+
+def in_child(function):
+    """What a function returns in a process of its own, which uses the device for the first time."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.close(read)
+        with os.fdopen(write, "w") as pipe:
+            try:
+                answer = function()
+            except torch.OutOfMemoryError as error:
+                answer = {"error": str(error).split(". ")[1]}
+            except Exception as error:
+                answer = {"failed": f"{type(error).__name__}: {error}"[:300]}
+            json.dump(answer, pipe)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.wait()
+    return json.loads(text or '{"failed": "the process ended"}')
+
+
+def main() -> None:
+    place, *names = sys.argv[1:]
+    import transformers  # noqa: F401  (once, before the processes part)
+
+    for name in names:
+        model = models.MODELS[name]()
+        with open(f"{place}/{name}.{os.environ['FAKEGPU_SM']}", "w") as file:
+            for plan in ("-", *(f"{place}/{name}-{share}.json" for share in models.SHARES)):
+                if plan == "-" or os.path.exists(plan):
+                    answer = {"plan": plan, **in_child(lambda plan=plan: train(model, plan))}
+                    file.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
