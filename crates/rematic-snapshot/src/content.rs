@@ -129,7 +129,7 @@ impl Reader {
         for item in items {
             events.push(self.event(&item)?);
         }
-        Ok(events)
+        Ok(with_both_frees(events))
     }
 
     fn event(&mut self, field: &Field<'_>) -> Result<Event, ContentError> {
@@ -208,6 +208,22 @@ impl Reader {
     }
 }
 
+/// A block is given back, and then free. Where one of the two was not recorded (`skip_actions`), they come together.
+fn with_both_frees(events: Vec<Event>) -> Vec<Event> {
+    let has = |action| events.iter().any(|event| event.action == action);
+    if has(Action::FreeRequested) == has(Action::FreeCompleted) {
+        return events;
+    }
+    let both = |event: Event| match event.action {
+        Action::FreeRequested | Action::FreeCompleted => {
+            let completed = Event { action: Action::FreeCompleted, ..event };
+            [Some(Event { action: Action::FreeRequested, ..event }), Some(completed)]
+        }
+        _ => [Some(event), None],
+    };
+    events.into_iter().flat_map(both).flatten().collect()
+}
+
 /// A private pool: two numbers.
 fn pool(field: Option<Field<'_>>) -> Result<(u64, u64), ContentError> {
     let Some(field) = field else { return Ok((0, 0)) };
@@ -252,9 +268,8 @@ fn recorded(field: &Field<'_>) -> Result<Recorded, ContentError> {
 
 /// The steps for each power of two, as a setting; none where there are no steps at all.
 fn divisions_text(field: &Field<'_>) -> Result<Option<String>, ContentError> {
-    const BOUNDARIES: [&str; 16] = [
-        "1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "1024", "2048", "4096", "8192", "16384", "32768",
-    ];
+    const BOUNDARIES: [&str; 16] =
+        ["1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "1024", "2048", "4096", "8192", "16384", "32768"];
     let mut steps = Vec::new();
     for boundary in BOUNDARIES {
         steps.push(field.find(boundary)?.map_or(Ok(0), |steps| steps.count())?);

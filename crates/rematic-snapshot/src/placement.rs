@@ -2,8 +2,7 @@
 //!
 //! Events have addresses, so that nothing has to be guessed about where a block was. What they lack is the size of a
 //! block, which is larger than the request: it is rounded up, and what is left of a free range is not split off where
-//! it would be too small. The free range in which a block was placed is known, and so is the rule. Only of blocks that
-//! were there before the record and are gone at its end the size is taken as the rounded request.
+//! it would be too small. The free range in which a block was placed is known, and so is the rule.
 
 use std::collections::BTreeMap;
 
@@ -78,9 +77,21 @@ impl Placement {
         for event in record.events.iter().rev() {
             placement.undo(event, settings);
         }
+        placement.add_tails(settings);
         // From here on misfits are counted in the order of time.
         placement.misfits = 0;
         placement
+    }
+
+    /// Gives blocks whose size was taken as the rounded request what is too small to have been split off.
+    fn add_tails(&mut self, settings: &Settings) {
+        let blocks: Vec<(u64, Live)> = self.live.iter().map(|(address, live)| (*address, *live)).collect();
+        for (address, live) in blocks {
+            let size = self.with_tail(address, live.size, settings);
+            if size != live.size {
+                self.add(address, Live { size, ..live });
+            }
+        }
     }
 
     fn undo(&mut self, event: &Event, settings: &Settings) {
@@ -107,7 +118,7 @@ impl Placement {
     pub(crate) fn apply(&mut self, index: usize, event: &Event, settings: &Settings) {
         match event.action {
             Action::Alloc => {
-                let size = self.size_of(event, settings);
+                let size = self.with_tail(event.address, rounded(event.size, settings), settings);
                 self.misfits += usize::from(self.live.contains_key(&event.address));
                 self.add(event.address, Live { size, ..Live::of(event, Some(index)) });
             }
@@ -122,16 +133,16 @@ impl Placement {
         }
     }
 
-    /// The size of the block that a request gets where it is placed.
-    fn size_of(&self, event: &Event, settings: &Settings) -> u64 {
-        let size = rounded(event.size, settings);
-        let Some((start, range)) = self.ranges.range(..=event.address).next_back() else { return size };
+    /// The size of a block that is cut from the free range at its address: with the rest of that range, where the rest
+    /// would be too small or the block is one that is never split.
+    fn with_tail(&self, address: u64, size: u64, settings: &Settings) -> u64 {
+        let Some((start, range)) = self.ranges.range(..=address).next_back() else { return size };
         if range.expandable || size <= LARGEST_SMALL_BLOCK {
             return size;
         }
         let end = start.saturating_add(range.size);
-        let next = self.live.range(event.address.saturating_add(1)..).next().map_or(end, |(next, _)| end.min(*next));
-        let room = next.saturating_sub(event.address);
+        let next = self.live.range(address.saturating_add(1)..).next().map_or(end, |(next, _)| end.min(*next));
+        let room = next.saturating_sub(address);
         let whole = settings.max_split_size.is_some_and(|oversize| size >= oversize);
         if room > size && (whole || room - size <= LARGEST_SMALL_BLOCK) { room } else { size }
     }

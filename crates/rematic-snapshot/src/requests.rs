@@ -72,8 +72,7 @@ impl Requests {
     /// Everything up to the event that is told about, with it; `None` if there are more streams or pools than programs
     /// have.
     pub(crate) fn new(record: &DeviceRecord, start: &Placement, end: usize) -> Option<Self> {
-        let mut numbers =
-            Numbers { keys: HashMap::new(), pools: HashMap::new(), streams: HashSet::new(), next: 0 };
+        let mut numbers = Numbers { keys: HashMap::new(), pools: HashMap::new(), streams: HashSet::new(), next: 0 };
         let mut requests = Requests { segments: start.joined(), ..Requests::default() };
         for (address, live) in &start.live {
             let Live { size, stream, pool, .. } = *live;
@@ -82,8 +81,6 @@ impl Requests {
             requests.before.push(Before { address: *address, key, size, stream, pool });
         }
         let events = &record.events[..end.min(record.events.len())];
-        let completes = events.iter().any(|event| event.action == Action::FreeCompleted);
-        let gives_back = if completes { Action::FreeCompleted } else { Action::FreeRequested };
         for (index, event) in events.iter().enumerate() {
             requests.driver.extend(driver_call(event));
             let Event { size, stream, .. } = *event;
@@ -99,13 +96,11 @@ impl Requests {
                 }
                 Action::SegmentFree | Action::SegmentUnmap if ends_release(events, index) => {
                     let next = events.get(index + 1).map(|event| event.action);
-                    let asked = !matches!(
-                        next,
-                        Some(Action::SegmentAlloc | Action::SegmentMap | Action::OutOfMemory)
-                    );
+                    let asked = !matches!(next, Some(Action::SegmentAlloc | Action::SegmentMap | Action::OutOfMemory));
                     requests.acts.push(Act::Release { asked });
                 }
-                action if action == gives_back => {
+                // Until then other streams use it.
+                Action::FreeCompleted => {
                     requests.acts.extend(numbers.keys.remove(&event.address).map(|key| Act::Free { key }));
                 }
                 _ => {}

@@ -51,8 +51,15 @@ impl Frame {
     /// Whether it belongs to PyTorch or to Python itself: code that is the same for every model.
     fn is_torch(&self) -> bool {
         const PLACES: [&str; 9] = [
-            "/site-packages/torch/", "/dist-packages/torch/", "/torch/nn/", "/torch/_", "/torch/optim/",
-            "/torch/utils/", "/torch/autograd/", "/torch/distributed/", "torchinductor",
+            "/site-packages/torch/",
+            "/dist-packages/torch/",
+            "/torch/nn/",
+            "/torch/_",
+            "/torch/optim/",
+            "/torch/utils/",
+            "/torch/autograd/",
+            "/torch/distributed/",
+            "torchinductor",
         ];
         self.file.starts_with('<') || PLACES.iter().any(|place| self.file.contains(place)) || self.is_python_itself()
     }

@@ -4,6 +4,7 @@ use rematic_trace::Bytes;
 use serde::Serialize;
 
 use crate::fragments::Fragmentation;
+use crate::map::{MapSegment, map};
 use crate::moment::{Failure, Moment, MomentKind, Sources};
 use crate::placement::{Placement, Totals};
 use crate::requests::Requests;
@@ -81,6 +82,9 @@ pub struct Story {
     /// Memory over time.
     #[serde(skip)]
     pub timeline: Vec<Point>,
+    /// The segments at that moment, the largest first.
+    #[serde(skip)]
+    pub map: Vec<MapSegment>,
 }
 
 /// What one pass over the events finds.
@@ -102,7 +106,7 @@ impl Story {
         let failed = record.events.iter().rposition(|event| event.action == Action::OutOfMemory);
         let (kind, at) = match failed {
             Some(index) => (MomentKind::OutOfMemory, index),
-            None if changes_memory(record) => (MomentKind::Peak, pass.peak_at),
+            None if has_requests(record) => (MomentKind::Peak, pass.peak_at),
             None => (MomentKind::Snapshot, record.events.len()),
         };
         let mut there = start.clone();
@@ -112,12 +116,12 @@ impl Story {
         let mut sources = Sources::new(&snapshot.stacks);
         let moment = Moment::new(kind, at, &there, &mut sources);
         let fragmentation = Fragmentation::new(&there, &mut sources);
-        let failure =
-            failed.map(|index| Failure::new(record, &record.events[index], there.totals.reserved, &sources));
+        let map = map(&there, &moment.groups, &mut sources);
+        let failure = failed.map(|index| Failure::new(record, &record.events[index], there.totals.reserved, &sources));
         let end = failed.map_or(record.events.len(), |index| index + 1);
         let capacity = failure.as_ref().map(|failure| failure.capacity_bytes.0);
         let trials = match Requests::new(record, &start, end) {
-            Some(requests) if changes_memory(record) => Trials::new(&requests, &snapshot.recorded, capacity),
+            Some(requests) if has_requests(record) => Trials::new(&requests, &snapshot.recorded, capacity),
             Some(_) => Trials::default(),
             None => Trials { left_out: true, ..Trials::default() },
         };
@@ -138,6 +142,7 @@ impl Story {
             trials: trials.trials,
             trials_left_out: trials.left_out,
             timeline: pass.timeline,
+            map,
         }
     }
 
@@ -148,9 +153,10 @@ impl Story {
     }
 }
 
-/// Whether the record has anything but notes.
-fn changes_memory(record: &DeviceRecord) -> bool {
-    record.events.iter().any(|event| !matches!(event.action, Action::Snapshot | Action::Other))
+/// Whether the record has requests. Where only the state is recorded, torch keeps the last event all the same.
+fn has_requests(record: &DeviceRecord) -> bool {
+    let is_request = |action: Action| matches!(action, Action::Alloc | Action::OutOfMemory);
+    record.events.len() > 1 && record.events.iter().any(|event| is_request(event.action))
 }
 
 impl Record {
@@ -159,7 +165,7 @@ impl Record {
         let sizes = |placement: &Placement| (placement.totals.active, placement.totals.reserved, placement.live.len());
         Record {
             events: record.events.len(),
-            complete: start.live.is_empty() && start.ranges.is_empty() && changes_memory(record),
+            complete: start.live.is_empty() && start.ranges.is_empty() && has_requests(record),
             before_count: start.live.len(),
             before_bytes: Bytes(start.totals.active),
             stacks: snapshot.stacks.any(),

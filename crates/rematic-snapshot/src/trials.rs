@@ -4,8 +4,8 @@ use rematic_allocator::Settings;
 use rematic_trace::Bytes;
 use serde::Serialize;
 
-use crate::rerun::{Conditions, Ran, Rerun, Stopped, run};
 use crate::requests::Requests;
+use crate::rerun::{Conditions, Ran, Rerun, Stopped, run};
 use crate::snapshot::Recorded;
 
 /// What all trials together may take, in free blocks that are moved: two seconds, where nothing else runs.

@@ -30,7 +30,15 @@ fn number(counters: &Value, name: &str) -> Bytes {
 }
 
 const COMPLETE: [&str; 9] = [
-    "step", "all-stacks", "no-stacks", "expandable", "divisions", "streams", "runs-out", "runs-out-later", "fragments",
+    "step",
+    "all-stacks",
+    "no-stacks",
+    "expandable",
+    "divisions",
+    "streams",
+    "runs-out",
+    "runs-out-later",
+    "fragments",
 ];
 
 #[test]
@@ -69,11 +77,7 @@ fn what_was_in_memory_adds_up() {
         assert_eq!(moment.groups.iter().map(|group| group.bytes).sum::<Bytes>(), moment.active_bytes, "{name}");
         assert_eq!(moment.parts.iter().map(|part| part.bytes).sum::<Bytes>(), moment.active_bytes, "{name}");
         assert!(moment.groups.is_sorted_by(|one, other| one.bytes >= other.bytes), "{name}");
-        assert_eq!(
-            story.fragmentation.free_bytes,
-            moment.reserved_bytes.saturating_sub(moment.active_bytes),
-            "{name}"
-        );
+        assert_eq!(story.fragmentation.free_bytes, moment.reserved_bytes.saturating_sub(moment.active_bytes), "{name}");
     }
 }
 
@@ -104,13 +108,13 @@ fn a_snapshot_that_is_taken_later_tells_of_the_failure_too() {
 #[test]
 fn lines_and_parts_are_those_of_the_script() {
     let story = story("runs-out");
-    let failure = story.failure.as_ref().unwrap();
-    assert!(failure.line.starts_with("train.py:"), "{failure:?}");
-    assert!(failure.stack.iter().any(|frame| frame.ends_with("train")), "{failure:?}");
-    let largest = &story.moment.groups[0];
-    assert!(largest.line.starts_with("train.py:") && largest.line.ends_with(" forward"), "{largest:?}");
-    assert!(largest.module.starts_with("train.py:44 › 30"), "{largest:?}");
-    assert_eq!(largest.part, Part::Forward);
+    // It ran out in backward, which has no Python frames.
+    assert_eq!(story.failure.as_ref().unwrap().line, "backward, on autograd's thread");
+    assert_eq!(story.moment.groups[0].line, "train.py:49 loss");
+    let scores = story.moment.groups.iter().find(|group| group.line == "train.py:18 forward").unwrap();
+    assert_eq!((scores.module.as_str(), scores.part), ("train.py:44 › 30 › 18", Part::Forward));
+    let linear = story.moment.groups.iter().find(|group| group.module.ends_with(" › linear")).unwrap();
+    assert!(linear.line.starts_with("train.py:"), "{linear:?}");
     assert!(story.part(Part::Model) > Bytes(10 << 20), "{:?}", story.moment.parts);
 }
 
@@ -132,21 +136,23 @@ fn fragmentation_is_named_with_what_pins_it_and_what_would_have_helped() {
     let worst = &fragmentation.pinned[0];
     assert_eq!((worst.bytes, worst.free_bytes, worst.live), (Bytes(128 << 20), Bytes(116 << 20), 1));
     assert!(worst.blocks[0].line.starts_with("train.py:") && worst.blocks[0].line.ends_with(" empty"), "{worst:?}");
-    let best = &story.trials[0];
-    assert_eq!((best.settings.as_str(), best.outcome, best.start), ("expandable_segments:True", Outcome::Saved, Start::Empty));
-    assert!(best.reserved_bytes <= number(&counters("fragments"), "total"));
+    let failure = story.failure.as_ref().unwrap();
+    assert!(failure.line.starts_with("train.py:") && failure.line.ends_with(" empty"), "{failure:?}");
+    assert!(failure.stack.iter().any(|frame| frame.ends_with(" fragments")), "{failure:?}");
+    let expandable = story.trials.iter().find(|trial| trial.settings == "expandable_segments:True").unwrap();
+    assert_eq!((expandable.outcome, expandable.start), (Outcome::Saved, Start::Empty));
+    assert!(expandable.reserved_bytes <= number(&counters("fragments"), "total"));
 }
 
 #[test]
 fn settings_that_do_not_help_are_told_so() {
     let story = story("runs-out");
-    assert!(story.moment.allocated_bytes.0 + story.failure.as_ref().unwrap().wanted_bytes.0 > 480_000_000);
-    for trial in &story.trials {
-        assert_ne!(trial.outcome, Outcome::Runs, "{trial:?}");
-        if trial.outcome == Outcome::RunsOut {
-            assert!(trial.reserved_bytes > story.failure.as_ref().unwrap().capacity_bytes, "{trial:?}");
-        }
-    }
+    let capacity = story.failure.as_ref().unwrap().capacity_bytes;
+    let (saved, others): (Vec<_>, Vec<_>) = story.trials.iter().partition(|trial| trial.outcome == Outcome::Saved);
+    assert!(saved.iter().all(|trial| trial.reserved_bytes <= capacity), "{saved:?}");
+    assert!(others.iter().all(|trial| trial.outcome != Outcome::Runs), "{others:?}");
+    assert!(story.trials.is_sorted_by_key(|trial| trial.outcome != Outcome::Saved), "{:?}", story.trials);
+    assert!(others.iter().any(|trial| trial.reserved_bytes > capacity), "{others:?}");
 }
 
 /// What another setting would have reserved is what torch reserved under it.

@@ -20,7 +20,9 @@ pub enum PickleError {
     #[error("it is a pickle of protocol {0}, and the newest that is known is 5")]
     Protocol(u8),
     /// It ends too early.
-    #[error("it ends too early: at byte {at} of {length}, {wanted} more are needed; it was not written to its end, or cut")]
+    #[error(
+        "it ends too early: at byte {at} of {length}, {wanted} more are needed; it was not written to its end, or cut"
+    )]
     Ended {
         /// Where.
         at: usize,
@@ -76,7 +78,9 @@ pub enum PickleError {
         found: String,
     },
     /// The values take more memory than any snapshot of this size.
-    #[error("its values take more than {limit}, which no snapshot of {length} bytes does; it was made to fill the memory")]
+    #[error(
+        "its values take more than {limit}, which no snapshot of {length} bytes does; it was made to fill the memory"
+    )]
     TooMuch {
         /// What they may take.
         limit: Bytes,
@@ -380,10 +384,8 @@ impl Machine<'_> {
     /// What an opcode would do that plain data does not need.
     fn refused(&mut self, opcode: u8) -> PickleError {
         let at = self.at;
-        let class = |module: &[u8], name: &[u8]| PickleError::Class {
-            at,
-            class: format!("{}.{}", shown(module), shown(name)),
-        };
+        let class =
+            |module: &[u8], name: &[u8]| PickleError::Class { at, class: format!("{}.{}", shown(module), shown(name)) };
         let foreign = |opcode, what| PickleError::Foreign { at, opcode, what };
         match opcode {
             b'c' | b'i' => match (self.input.line(), self.input.line()) {
@@ -440,9 +442,8 @@ fn unescaped(line: &[u8]) -> String {
                 continue;
             }
         };
-        let code = rest.by_ref().take(digits).try_fold(0u32, |code, digit| {
-            Some(code << 4 | char::from(digit).to_digit(16)?)
-        });
+        let code =
+            rest.by_ref().take(digits).try_fold(0u32, |code, digit| Some(code << 4 | char::from(digit).to_digit(16)?));
         text.push(code.and_then(char::from_u32).unwrap_or(char::REPLACEMENT_CHARACTER));
     }
     text
