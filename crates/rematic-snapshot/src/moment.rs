@@ -64,7 +64,7 @@ pub struct Group {
 /// What the calls of a module hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModuleBytes {
-    /// The calls that led there.
+    /// The lines in which it and those around it were called; empty for the outermost.
     pub module: String,
     /// What it takes.
     pub bytes: Bytes,
@@ -121,7 +121,7 @@ impl<'a> Sources<'a> {
     pub(crate) fn of(&mut self, live: &Live) -> Source {
         if live.born.is_none() && live.stack == StackId::NONE {
             let line = "before the record begins".to_owned();
-            return Source { line, user: None, module: String::new(), part: Part::Before };
+            return Source { line, user: None, module: String::new(), called: String::new(), part: Part::Before };
         }
         self.known.entry(live.stack).or_insert_with(|| self.stacks.source(live.stack)).clone()
     }
@@ -145,7 +145,7 @@ impl Moment {
             let source = sources.of(live);
             count(parts.entry(source.part).or_default(), live.size);
             if !source.module.is_empty() {
-                count(modules.entry(source.module.clone()).or_default(), live.size);
+                count(modules.entry(source.called.clone()).or_default(), live.size);
             }
             let (bytes, number, largest) = lines.entry(source).or_insert((0, 0, live));
             *bytes = bytes.saturating_add(live.size);

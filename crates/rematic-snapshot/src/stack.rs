@@ -132,6 +132,8 @@ pub struct Source {
     pub user: Option<String>,
     /// The calls of modules that led there, the outermost first.
     pub module: String,
+    /// The module in which that was, by the lines in which it and those around it were called.
+    pub called: String,
     /// The part of the step.
     pub part: Part,
 }
@@ -170,7 +172,8 @@ impl Stacks {
         Source {
             line: line.map_or_else(fallback, |line| line.short()),
             user: user.map(|user| user.short()),
-            module: module(&frames),
+            module: path(&module_calls(&frames)),
+            called: path(&called(&module_calls(&frames))),
             part,
         }
     }
@@ -201,13 +204,29 @@ impl Stacks {
     }
 }
 
-/// The lines in which modules were called from modules, as `train.py:44 › 30 › linear`. Stacks have no names of modules;
-/// those of PyTorch are known by their file.
-fn module(frames: &[&Frame]) -> String {
+/// The frames of forwards that are running, the outermost first.
+fn module_calls<'a>(frames: &[&'a Frame]) -> Vec<&'a Frame> {
+    let calls = frames.windows(2).filter(|pair| pair[1].is_module_call()).map(|pair| pair[0]);
+    let mut calls: Vec<&Frame> = calls.collect();
+    calls.reverse();
+    calls
+}
+
+/// Without PyTorch's own modules, and without the line that runs in the innermost: what is left is where that was called.
+fn called<'a>(calls: &[&'a Frame]) -> Vec<&'a Frame> {
+    let mut called: Vec<&Frame> = calls.iter().copied().filter(|frame| !frame.is_torch()).collect();
+    if called.len() == calls.len() {
+        called.pop();
+    }
+    called
+}
+
+/// Lines in which modules were called from modules, as `train.py:44 › 30 › linear`. Stacks have no names of modules; those
+/// of PyTorch are known by their file.
+fn path(calls: &[&Frame]) -> String {
     let mut path = String::new();
     let mut last = "";
-    let calls = frames.windows(2).filter(|pair| pair[1].is_module_call()).map(|pair| pair[0]);
-    for forward in calls.collect::<Vec<_>>().into_iter().rev() {
+    for forward in calls {
         if !path.is_empty() {
             path += " › ";
         }

@@ -118,7 +118,7 @@ impl SnapshotReport<'_> {
             Column::number("largest there"),
             Column::number(""),
             Column::text("part").leave_out(1),
-            Column::text("asked for at").shorten(Shorten::Word, LINE),
+            Column::text("asked for by").shorten(Shorten::Word, LINE),
             Column::text("in the calls").shorten(Shorten::End, MODULE).leave_out(0),
         ]);
         for group in self.story.moment.groups.iter().take(LINES) {
@@ -138,12 +138,13 @@ impl SnapshotReport<'_> {
             return String::new();
         }
         let mut table = Table::new([
-            Column::number("by call of a module"),
+            Column::number("by module"),
             Column::number(""),
-            Column::text("").shorten(Shorten::End, MODULE),
+            Column::text("called at").shorten(Shorten::End, MODULE),
         ]);
         for module in modules.iter().take(MODULES) {
-            table.row([module.bytes.to_string(), format!("{}×", module.count), module.module.clone()]);
+            let called = if module.module.is_empty() { "the outermost" } else { &module.module };
+            table.row([module.bytes.to_string(), format!("{}×", module.count), called.to_owned()]);
         }
         table.render(style) + "\n"
     }
@@ -332,7 +333,7 @@ fn failed(failure: &Failure) -> String {
         String::new()
     };
     format!(
-        "{} were asked for at {}{user}, and the device had {} left{again}.",
+        "{} were asked for by {}{user}, and the device had {} left{again}.",
         failure.wanted_bytes, failure.line, failure.device_free_bytes
     )
 }

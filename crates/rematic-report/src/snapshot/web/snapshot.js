@@ -11,7 +11,7 @@ const saved = story.trials.find((trial) => trial.outcome === "saved");
 const verdict = () => {
   if (failure) {
     return [element("strong", { class: "bad" }, "Out of memory"), ": ", sized(failure.wanted_bytes),
-      ` were asked for at ${failure.line}, and the device had `, sized(failure.device_free_bytes), " left. ",
+      ` were asked for by ${failure.line}, and the device had `, sized(failure.device_free_bytes), " left. ",
       saved ? `With ${saved.settings} the request would have been met.` : "None of the settings that were tried would have met the request."];
   }
   return [element("strong", null, moment.kind === "peak" ? "The peak" : "When the snapshot was taken"), ": ", sized(moment.allocated_bytes), " were allocated."];
@@ -53,7 +53,7 @@ byId("legend").append(...moment.parts.map(({ bytes: size }, number) => {
 
 const ROWS = 50;
 const lines = table(`${count(Math.min(ROWS, moment.groups.length))} of ${count(moment.groups.length)} lines that asked for what was in memory`,
-  [["bytes", "number"], ["blocks", "number"], ["part"], ["asked for at"], ["in the calls"]],
+  [["bytes", "number"], ["blocks", "number"], ["part"], ["asked for by"], ["in the calls"]],
   moment.groups.slice(0, ROWS).map((group, number) => [[bytes(group.bytes), null, group.bytes], count(group.count),
     data.parts[data.group_parts[number]], group.user ? `${group.line} (from ${group.user})` : group.line, group.module]));
 byId("lines").append(lines);
