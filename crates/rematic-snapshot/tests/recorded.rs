@@ -130,7 +130,7 @@ fn what_was_there_before_the_record_is_said() {
 fn fragmentation_is_named_with_what_pins_it_and_what_would_have_helped() {
     let story = story("fragments");
     let fragmentation = &story.fragmentation;
-    assert_eq!(fragmentation.free_bytes, Bytes(6 * 116 << 20));
+    assert_eq!(fragmentation.free_bytes, Bytes((6 * 116) << 20));
     assert_eq!(fragmentation.largest_free_bytes, Bytes(116 << 20));
     assert_eq!((fragmentation.pieces, fragmentation.partly_empty), (6, 6));
     let worst = &fragmentation.pinned[0];

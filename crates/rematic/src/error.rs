@@ -42,6 +42,15 @@ pub enum Error {
         /// The option.
         option: String,
     },
+    /// A pickle in place of a model.
+    #[error(
+        "{file} is a pickle, as memory snapshots are, and not a model; of a snapshot, `rematic explain {file}` says what was in \
+         memory, and `rematic report {file}` shows it", file = path.display()
+    )]
+    SnapshotForModel {
+        /// The file.
+        path: PathBuf,
+    },
     /// An option that only a memory snapshot takes.
     #[error(
         "`{source_name}` is not a memory snapshot, and {option} is for those; drop it, or give a file that torch.cuda.memory._dump_snapshot wrote"
