@@ -47,6 +47,8 @@ SCENARIOS = {
     "expandable": (lambda: (begin(), train.train())),
     "divisions": (lambda: (begin(context=None), train.train(batch=7))),
     "streams": (lambda: (begin(), train.copies())),
+    "pools": (lambda: (begin(), train.pools())),
+    "two-gpus": (lambda: (begin(), train.two_devices())),
     "late": recorded_late,
     "truncated": (lambda: (begin(max_entries=1000), train.train(steps=3))),
     "runs-out": runs_out(lambda: train.train(batch=16)),
@@ -113,6 +115,8 @@ def main():
     answer["entries"] = [len(trace) for trace in snapshot["device_traces"]]
     place.joinpath(f"{name}.json").write_text(json.dumps(answer, indent=1) + "\n")
     place.joinpath(f"{name}.pickle").write_bytes(pickle.dumps(moved(snapshot), protocol=5 if name == "step" else 4))
+    for protocol in range(4) if name == "streams" else ():
+        place.joinpath(f"{name}-{protocol}.pickle").write_bytes(pickle.dumps(snapshot, protocol=protocol))
     print(name, {key: value for key, value in answer.items() if key != "message"})
 
 

@@ -88,3 +88,20 @@ def copies():
         del source
     torch.cuda.empty_cache()
     return torch.empty(5 << 20, dtype=torch.uint8, device="cuda"), copy
+
+
+def pools():
+    """Some memory from a pool of its own, some from the common one."""
+    pool = torch.cuda.MemPool()
+    kept = [torch.empty(30 << 20, dtype=torch.uint8, device="cuda")]
+    with torch.cuda.use_mem_pool(pool):
+        kept += [torch.empty(size << 20, dtype=torch.uint8, device="cuda") for size in (4, 30, 1)]
+        del kept[1]
+    kept.append(torch.empty(30 << 20, dtype=torch.uint8, device="cuda"))
+    return pool, kept
+
+
+def two_devices():
+    """A little on one GPU, more on the next."""
+    small = torch.empty(3 << 20, dtype=torch.uint8, device="cuda:0")
+    return small, [torch.empty(30 << 20, dtype=torch.uint8, device="cuda:1") for _ in range(3)]

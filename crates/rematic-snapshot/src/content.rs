@@ -13,6 +13,8 @@ use crate::stack::{Frame, StackId};
 
 /// An entry of its own takes more bytes than this in the file.
 const BYTES_PER_ENTRY: usize = 8;
+/// How many frames of a stack are kept, the innermost ones. Python itself stops at 1,000 calls unless told otherwise.
+const DEEPEST_STACK: usize = 4_096;
 /// The highest number of a GPU. Torch itself counts them in a byte.
 const HIGHEST_DEVICE: u64 = 255;
 
@@ -173,7 +175,7 @@ impl Reader {
             return Ok(*known);
         }
         let mut stack = Vec::new();
-        for frame in field.items()? {
+        for frame in field.items()?.take(DEEPEST_STACK) {
             stack.push(self.frame(&frame)?);
         }
         let stacks = &mut self.snapshot.stacks.stacks;

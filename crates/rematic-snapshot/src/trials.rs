@@ -120,20 +120,25 @@ fn rank(trial: &Trial) -> (u8, Bytes) {
     (outcome, trial.reserved_bytes)
 }
 
-/// What is tried, the most promising first.
+/// What is tried, one of each kind first: a long record has no time for all.
 fn changes(settings: &Settings) -> Vec<Change> {
     let mut changes = Vec::new();
-    let mut add = |kind, text: String| changes.push(Change { text, kind });
-    add(0, format!("expandable_segments:{}", if settings.expandable_segments { "False" } else { "True" }));
-    if !settings.expandable_segments {
-        for size in [512, 256, 128, 64, 32] {
-            add(1, format!("max_split_size_mb:{size}"));
-        }
+    let mut add = |kind, text: &str| changes.push(Change { text: text.to_owned(), kind });
+    if settings.expandable_segments {
+        add(0, "expandable_segments:False");
+        add(3, "roundup_power2_divisions:8");
+    } else {
+        add(0, "expandable_segments:True");
+        add(1, "max_split_size_mb:256");
         // Without a fraction, torch does not look at the threshold.
-        add(2, "garbage_collection_threshold:0.8,per_process_memory_fraction:0.99".to_owned());
+        add(2, "garbage_collection_threshold:0.8,per_process_memory_fraction:0.99");
+        add(3, "roundup_power2_divisions:8");
+        for size in ["512", "128", "64", "32"] {
+            add(1, &format!("max_split_size_mb:{size}"));
+        }
     }
-    for divisions in [16, 8, 4] {
-        add(3, format!("roundup_power2_divisions:{divisions}"));
+    for divisions in ["16", "4"] {
+        add(3, &format!("roundup_power2_divisions:{divisions}"));
     }
     changes
 }

@@ -29,13 +29,14 @@ fn number(counters: &Value, name: &str) -> Bytes {
     Bytes(counters[name].as_u64().unwrap())
 }
 
-const COMPLETE: [&str; 9] = [
+const COMPLETE: [&str; 10] = [
     "step",
     "all-stacks",
     "no-stacks",
     "expandable",
     "divisions",
     "streams",
+    "pools",
     "runs-out",
     "runs-out-later",
     "fragments",
@@ -172,4 +173,19 @@ fn without_events_the_segments_are_told() {
     assert_eq!(story.moment.kind, MomentKind::Snapshot);
     assert_eq!(story.moment.allocated_bytes, number(&counters, "allocated_current"));
     assert!(story.moment.groups.iter().all(|group| group.line.starts_with("train.py:")), "{:?}", story.moment.groups);
+}
+
+#[test]
+fn every_protocol_says_the_same() {
+    let newest = serde_json::to_value(story("streams")).unwrap();
+    for protocol in 0..4 {
+        assert_eq!(serde_json::to_value(story(&format!("streams-{protocol}"))).unwrap(), newest, "protocol {protocol}");
+    }
+}
+
+#[test]
+fn of_several_gpus_the_busiest_is_told() {
+    let story = story("two-gpus");
+    assert_eq!((story.device, story.devices), (1, vec![0, 1]));
+    assert_eq!(story.moment.allocated_bytes, Bytes(90 << 20));
 }

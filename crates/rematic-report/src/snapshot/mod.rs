@@ -8,7 +8,7 @@ use serde::Serialize;
 
 pub use self::page::SnapshotPage;
 use crate::json::json;
-use crate::shorten::Shorten;
+use crate::shorten::{Shorten, wrap};
 use crate::style::{Sentence, Style, Tone};
 use crate::table::{Column, Table};
 
@@ -307,7 +307,10 @@ impl SnapshotReport<'_> {
             lines.push("No stacks were recorded; leave out context=None to see who asked.".to_owned());
         }
         if record.misfits > 0 || !record.agrees {
-            lines.push(format!("{} events contradict others; the numbers may be off.", record.misfits.max(1)));
+            lines.push(format!(
+                "Events contradict each other or the segments ({} of them plainly); the numbers may be off.",
+                record.misfits
+            ));
         }
         if let Some(unread) = &self.story.settings_unread {
             lines.push(format!("The recorded settings could not all be read: {unread}"));
@@ -339,5 +342,5 @@ fn failed(failure: &Failure) -> String {
 }
 
 fn quiet(line: &str, style: Style) -> String {
-    style.sentence(&Sentence { lead: ("", Tone::Plain), head: "", gap: "", tail: (line, Tone::Quiet) })
+    wrap(line, style.columns()).iter().map(|line| style.paint(line, Tone::Quiet) + "\n").collect()
 }

@@ -36,6 +36,11 @@ pub struct SnapshotPage<'a> {
     pub story: &'a Story,
 }
 
+/// A block: its offset, size and group.
+type BlockRow = (u64, u64, usize);
+/// A segment: its bytes, its stream, whether it is expandable, its blocks.
+type SegmentRow = (u64, u64, bool, Vec<BlockRow>);
+
 #[derive(Serialize)]
 struct Document<'a> {
     file: &'a str,
@@ -46,8 +51,8 @@ struct Document<'a> {
     group_parts: Vec<usize>,
     /// Events, allocated and reserved bytes.
     timeline: Vec<(usize, u64, u64)>,
-    /// Bytes, stream, whether expandable, and offset, size and group of each block.
-    map: Vec<(u64, u64, bool, Vec<(u64, u64, usize)>)>,
+    /// The largest first.
+    map: Vec<SegmentRow>,
     segments: usize,
     advice: Vec<String>,
 }

@@ -16,16 +16,41 @@ use writer::{Plain, block, event, frame, pickle, segment, snapshot};
 /// How long a file may take.
 const SOON: Duration = Duration::from_secs(1);
 
+/// The time that this thread had a processor, where the system says so: others may use the machine too.
+struct Clock {
+    began: Instant,
+    busy: Option<Duration>,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Clock { began: Instant::now(), busy: Self::busy() }
+    }
+
+    fn busy() -> Option<Duration> {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+        Some(Duration::from_nanos(text.split_whitespace().next()?.parse().ok()?))
+    }
+
+    fn spent(&self) -> Duration {
+        match (self.busy, Self::busy()) {
+            (Some(before), Some(after)) => after - before,
+            _ => self.began.elapsed(),
+        }
+    }
+}
+
 /// What there is to say about a file.
 fn tell(bytes: Vec<u8>) -> Result<Story, SnapshotError> {
     let path = Path::new("file.pickle");
-    let began = Instant::now();
+    let clock = Clock::start();
     let snapshot = Snapshot::from_bytes(path, bytes);
     let story = snapshot.and_then(|snapshot| {
         let record = snapshot.device(path, None)?;
         Ok(Story::new(&snapshot, record))
     });
-    assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
+    let spent = clock.spent();
+    assert!(spent < SOON, "it took {spent:?}");
     story
 }
 
