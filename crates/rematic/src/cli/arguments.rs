@@ -29,9 +29,7 @@ pub(crate) enum Verb {
     #[command(after_help = "Example: rematic stats llama-3-8b --batch 2 --seq 8192 --device h100")]
     Stats(StatsArguments),
     /// Say why the step peaks where it does, and the cheapest ways down; or, of a memory snapshot, why it ran out.
-    #[command(
-        after_help = "Examples: rematic explain llama-3-8b --batch 2 --seq 8192\n          rematic explain snapshot.pickle"
-    )]
+    #[command(after_help = "Example: rematic explain llama-3-8b --batch 2 --seq 8192")]
     Explain(ExplainArguments),
     /// Find what to drop and recompute so that the step fits a budget, at the least extra time.
     #[command(after_help = "Example: rematic plan seed-transformer --budget 1.6GiB -o plan.json")]
