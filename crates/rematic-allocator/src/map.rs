@@ -56,6 +56,12 @@ impl Allocator {
         segments
     }
 
+    /// How many blocks are free. The time of a request grows with them.
+    #[must_use]
+    pub fn free_blocks(&self) -> usize {
+        self.pools.iter().flat_map(|pool| &pool.lanes).map(|lane| lane.free.len()).sum()
+    }
+
     fn segment_at(&self, head: &Block) -> SegmentView {
         let mut blocks = vec![view(head)];
         let mut next = head.next;

@@ -5,6 +5,7 @@ use rematic_allocator::SettingsError;
 use rematic_cost::CostError;
 use rematic_fake::FakeError;
 use rematic_plan::{DocumentError, PlanError};
+use rematic_snapshot::SnapshotError;
 use rematic_torch::TorchError;
 use rematic_trace::{Bytes, FileError, Opt};
 
@@ -30,6 +31,36 @@ pub enum Error {
     /// The allocator's settings are none.
     #[error("{option}: {0}", option = Opt("alloc-conf"))]
     Settings(#[from] SettingsError),
+    /// A memory snapshot cannot be used.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// An option that a memory snapshot has no use for.
+    #[error("{} is a memory snapshot of a run, for which {option} means nothing; drop it", path.display())]
+    OptionForSnapshot {
+        /// The file.
+        path: PathBuf,
+        /// The option.
+        option: String,
+    },
+    /// A pickle in place of a model.
+    #[error(
+        "{file} is a pickle, as memory snapshots are, and not a model; of a snapshot, `rematic explain {file}` says what was in \
+         memory, and `rematic report {file}` shows it", file = path.display()
+    )]
+    SnapshotForModel {
+        /// The file.
+        path: PathBuf,
+    },
+    /// An option that only a memory snapshot takes.
+    #[error(
+        "`{source_name}` is not a memory snapshot, and {option} is for those; drop it, or give a file that torch.cuda.memory._dump_snapshot wrote"
+    )]
+    SnapshotOnly {
+        /// What was given.
+        source_name: String,
+        /// The option.
+        option: Opt,
+    },
     /// A plan file cannot be used.
     #[error(transparent)]
     Document(#[from] DocumentError),

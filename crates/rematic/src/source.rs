@@ -46,6 +46,9 @@ impl Source {
         if StepTrace::recognizes(&start) {
             return Ok(Source::Trace(path.to_owned()));
         }
+        if rematic_snapshot::is_pickle(&start) {
+            return Err(Error::SnapshotForModel { path: path.to_owned() });
+        }
         let text = String::from_utf8(start)
             .map_err(|_| failed(io::Error::new(io::ErrorKind::InvalidData, "it is not text in UTF-8")))?;
         Ok(Source::Model(Box::new(Model::from_config(name, &text)?)))

@@ -1,8 +1,9 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::options::{self, Named};
 use crate::{
-    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Optimizer, Options, Origin, Planner, Target,
+    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Optimizer, Options, Origin, Planner,
+    Snapshot, Target,
 };
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -27,7 +28,7 @@ pub(crate) enum Verb {
     /// Show the memory and time of one training step: where it peaks, and why.
     #[command(after_help = "Example: rematic stats llama-3-8b --batch 2 --seq 8192 --device h100")]
     Stats(StatsArguments),
-    /// Say why the step peaks where it does, and the cheapest ways down.
+    /// Say why the step peaks where it does, and the cheapest ways down; or, of a memory snapshot, why it ran out.
     #[command(after_help = "Example: rematic explain llama-3-8b --batch 2 --seq 8192")]
     Explain(ExplainArguments),
     /// Find what to drop and recompute so that the step fits a budget, at the least extra time.
@@ -76,7 +77,7 @@ pub(crate) struct ManArguments {
 
 #[derive(Args)]
 pub(crate) struct SourceArguments {
-    /// A built-in model's name, a Hugging Face config.json, or a saved trace.
+    /// A built-in model's name, a Hugging Face config.json, or a saved trace; for explain and report also a memory snapshot.
     #[arg(value_name = "SOURCE")]
     pub(crate) source: String,
     /// Sequences in the batch [default: the model's own]
@@ -143,6 +144,13 @@ fn probability(text: &str) -> Result<f64, String> {
 }
 
 impl SourceArguments {
+    /// The file, if it is a memory snapshot.
+    pub(crate) fn snapshot(&self) -> Option<&Path> {
+        let path = Path::new(&self.source);
+        let is_builtin = crate::BUILTIN.iter().any(|model| model.name == self.source);
+        (!is_builtin && Snapshot::recognizes(path)).then_some(path)
+    }
+
     /// The options, with those that are not given as a plan's facts have them.
     pub(crate) fn options_like(&self, facts: &[(String, String)]) -> Options {
         let origin = Origin::from_facts("", facts);
@@ -251,6 +259,14 @@ pub(crate) struct StatsArguments {
     pub(crate) timeline: bool,
 }
 
+/// Which part of a memory snapshot.
+#[derive(Args)]
+pub(crate) struct SnapshotArguments {
+    /// Of a memory snapshot: the GPU [default: the one that ran out, or has most events]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) gpu: Option<u32>,
+}
+
 #[derive(Args)]
 pub(crate) struct ExplainArguments {
     #[command(flatten)]
@@ -258,6 +274,11 @@ pub(crate) struct ExplainArguments {
     /// Spread parameters, gradients and optimizer state evenly over so many devices.
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, value_parser = devices)]
     pub(crate) world_size: u32,
+    #[command(flatten)]
+    pub(crate) snapshot: SnapshotArguments,
+    /// Of a memory snapshot: compare it with what is predicted for this model; its options go with it.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) against: Option<String>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -347,6 +368,8 @@ pub(crate) struct ReportArguments {
     /// Show this plan in place of the planner's.
     #[arg(long, value_name = "FILE")]
     pub(crate) plan: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) snapshot: SnapshotArguments,
     /// Where to write.
     #[arg(short, long, value_name = "FILE", default_value = options::PAGE)]
     pub(crate) output: PathBuf,

@@ -4,13 +4,14 @@ mod arguments;
 mod manual;
 mod planning;
 mod report;
+mod snapshot;
 mod terminal;
 
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::Path;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use owo_colors::OwoColorize;
 
 use crate::{Devices, Error, ExplanationReport, Limits, SavedReport, Source, StepTrace, Study, Target, visible};
@@ -23,8 +24,10 @@ const REFUSED: u8 = 2;
 /// Runs the command `rematic` with these arguments, the first of which is its name, and returns its exit code: 0 done, 2
 /// error, 3 infeasible.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let arguments = match Arguments::try_parse_from(arguments) {
-        Ok(arguments) => arguments,
+    let parsed = Arguments::command().try_get_matches_from(arguments);
+    let parsed = parsed.and_then(|matches| Ok((Arguments::from_arg_matches(&matches)?, snapshot::given(&matches))));
+    let (arguments, given) = match parsed {
+        Ok(parsed) => parsed,
         Err(usage) => {
             // Nobody is left to tell if this fails.
             let _ = usage.print();
@@ -35,11 +38,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let result = match &arguments.verb {
         Verb::Trace(arguments) => trace(arguments).map(Answer::done),
         Verb::Stats(arguments) => stats(arguments).map(Answer::done),
-        Verb::Explain(arguments) => explain(arguments).map(Answer::done),
+        Verb::Explain(arguments) => explain(arguments, &given).map(Answer::done),
         Verb::Plan(arguments) => planning::plan(arguments, warnings),
         Verb::Curve(arguments) => planning::curve(arguments, warnings),
         Verb::Replay(arguments) => planning::replay(arguments),
-        Verb::Report(arguments) => report::report(arguments, warnings),
+        Verb::Report(arguments) => report::report(arguments, &given, warnings),
         Verb::Devices(arguments) => devices(arguments).map(Answer::done),
         Verb::Models { json } => models(*json).map(Answer::done),
         Verb::Completions { shell } => Ok(Answer::done(manual::completions(*shell))),
@@ -83,7 +86,12 @@ fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
     Ok(if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) })
 }
 
-fn explain(arguments: &ExplainArguments) -> Result<String, Failure> {
+fn explain(arguments: &ExplainArguments, given: &[String]) -> Result<String, Failure> {
+    if let Some(path) = arguments.step.source.snapshot() {
+        return snapshot::explain(path, arguments, given);
+    }
+    snapshot::refuse(&arguments.step.source, arguments.snapshot.gpu.is_some(), "gpu")?;
+    snapshot::refuse(&arguments.step.source, arguments.against.is_some(), "against")?;
     let target = Target { ranks: arguments.world_size.into(), ..arguments.step.target()? };
     let study = Study::new(read(&arguments.step.source)?, target, Limits::default())?;
     let explanation = study.explain()?;

@@ -6,14 +6,18 @@ use std::path::Path;
 
 use super::arguments::ReportArguments;
 use super::planning::{INFEASIBLE, limits, progress_bar};
-use super::{Answer, Failure, Warnings, read};
+use super::{Answer, Failure, Warnings, read, snapshot};
 use crate::options::POINTS;
 use crate::{
     BUILTIN, ChromeTrace, Error, PageAnswer, PageOptions, PlanDocument, SavedPage, Source, StepTrace, Study,
     timeline_csv,
 };
 
-pub(crate) fn report(arguments: &ReportArguments, warnings: Warnings) -> Result<Answer, Failure> {
+pub(crate) fn report(arguments: &ReportArguments, given: &[String], warnings: Warnings) -> Result<Answer, Failure> {
+    if let Some(path) = arguments.limits.step.source.snapshot() {
+        return snapshot::report(path, arguments, given).map(Answer::done);
+    }
+    snapshot::refuse(&arguments.limits.step.source, arguments.snapshot.gpu.is_some(), "gpu")?;
     let mut target = arguments.limits.target()?;
     let (trace, plan) = sources(arguments)?;
     let limits = limits(&arguments.limits);
@@ -51,7 +55,7 @@ pub(crate) fn report(arguments: &ReportArguments, warnings: Warnings) -> Result<
 }
 
 /// Writes a file.
-fn write(path: &Path, content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<(), Failure> {
+pub(crate) fn write(path: &Path, content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<(), Failure> {
     let written = File::create(path).and_then(|file| {
         let mut file = BufWriter::new(file);
         content(&mut file)?;
