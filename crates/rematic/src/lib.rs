@@ -39,9 +39,10 @@ pub use rematic_plan::{
     Cancel, CategoryBytes, DocumentError, Explanation, Limits, Outcome, Place, PlanDocument, PlanError, PlannedMoment,
     Problem, Remedy, RemedyKind, Replayed, ResidentGroup, Solution, Together, resident_groups,
 };
+pub use rematic_rehearsal::{Card, Record, Rehearsal, RehearsalError};
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
-    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, Memory, MilpReport, PlanReport, SavedPage, SavedReport,
+    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, Memory, MilpReport, PlanReport, RehearsalReport, SavedPage, SavedReport,
     StatsReport, Style, devices_json, devices_text, models_json, models_text, plan_html, plan_python, timeline_csv,
     trace_html, variants_html, variants_text, visible,
 };
