@@ -1,5 +1,6 @@
 //! What the host asked of the device and got no answer to: such reads are zeros, and the script may decide by them.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -9,11 +10,18 @@ static UNKNOWN: AtomicU64 = AtomicU64::new(0);
 static KNOWN: AtomicU64 = AtomicU64::new(0);
 static LISTENER: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
+thread_local! {
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Told the bytes of each read that was not known, on the thread that reads.
 type Listener = extern "C" fn(usize);
 
 /// Counts a read, and tells the listener where it was not known.
 pub fn count(size: usize, known: bool) {
+    if QUIET.try_with(Cell::get).unwrap_or(false) {
+        return;
+    }
     if known {
         KNOWN.fetch_add(1, Ordering::Relaxed);
         return;
@@ -31,6 +39,12 @@ pub fn count(size: usize, known: bool) {
 #[unsafe(no_mangle)]
 pub extern "C" fn rematic_listen(listener: *mut c_void) {
     LISTENER.store(listener, Ordering::Release);
+}
+
+/// Whether reads of this thread count; not, while an answer is on its way by another road.
+#[unsafe(no_mangle)]
+pub extern "C" fn rematic_quiet(quiet: bool) {
+    let _ = QUIET.try_with(|cell| cell.set(quiet));
 }
 
 /// How many reads got zeros because nothing was known.

@@ -97,16 +97,20 @@ pub struct Reads {
 
 /// A PyTorch that cannot be rehearsed.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub(crate) struct Refused {
-    pub(crate) torch: String,
-    pub(crate) cuda: Option<String>,
+pub struct Refused {
+    /// Its version.
+    pub torch: String,
+    /// The version of CUDA that it is for.
+    pub cuda: Option<String>,
 }
 
 /// An error that nobody caught.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub(crate) struct Uncaught {
-    pub(crate) text: String,
-    pub(crate) line: Option<Line>,
+pub struct Uncaught {
+    /// Its kind and message.
+    pub text: String,
+    /// The script's line.
+    pub line: Option<Line>,
 }
 
 /// What one process of the command left behind.
@@ -129,9 +133,12 @@ pub struct Record {
     pub reads: Reads,
     /// What was assumed where values would decide.
     pub assumed: Vec<String>,
-    pub(crate) refused: Option<Refused>,
-    pub(crate) error: Option<Uncaught>,
-    pub(crate) unloaded: Option<String>,
+    /// PyTorch cannot be rehearsed.
+    pub refused: Option<Refused>,
+    /// What ended the script, if it was an error.
+    pub error: Option<Uncaught>,
+    /// Why the runtime is not there.
+    pub unloaded: Option<String>,
 }
 
 impl Record {

@@ -183,7 +183,7 @@ impl RehearsalReport<'_> {
         let mut table = Table::new([
             Column::number(title),
             Column::number(""),
-            Column::text("asked for at").shorten(Shorten::Outer, PLACE),
+            Column::text("asked for at").shorten(Shorten::Word, PLACE),
             Column::text("in").leave_out(0),
         ]);
         for resident in self.largest() {

@@ -3,7 +3,7 @@
 Nothing here imports torch: the script may not, and does it when it likes. What is to be done then waits (`imports`).
 """
 
-from rematic_rehearsal import assumptions, ending, groups, imports, launchers, places, reads, report, steps, versions
+from rematic_rehearsal import assumptions, ending, groups, imports, launchers, places, reads, report, steps, values, versions
 
 
 def watch():
@@ -21,4 +21,5 @@ def _torch(torch):
     steps.count(torch)
     places.watch(torch)
     reads.watch()
+    values.watch(torch)
     groups.fake(torch)

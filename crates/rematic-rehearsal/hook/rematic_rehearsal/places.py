@@ -12,6 +12,9 @@ from rematic_rehearsal import report, steps, watching
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LIBRARIES = tuple({os.path.abspath(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")})
+# Site packages lie inside of the standard library: the longer name is the better one.
+_LIBRARIES = tuple(sorted(_LIBRARIES, key=len, reverse=True))
+_STARTED = os.getcwd()
 # Modules that were called from outside of any module: the models.
 _models = []
 # Sequence numbers of autograd before and after a module's forward, to find its backward again.
@@ -40,7 +43,7 @@ def watch(torch):
 def _begin(torch):
     """CUDA is there: from now on memory is watched."""
     torch._C._cuda_attach_out_of_memory_observer(_ran_out)
-    watching.begin(torch)
+    watching.begin(torch, short)
 
 
 def _watch_modules(torch):
@@ -106,6 +109,15 @@ def is_own(file):
     return not file.startswith("<") and not path.startswith((*_LIBRARIES, _HERE)) and "site-packages" not in path
 
 
+def short(file):
+    """A file's name as one would say it: in its library, or from where the script was started."""
+    path = os.path.abspath(file)
+    for place in (*_LIBRARIES, _STARTED):
+        if path.startswith(place + os.sep):
+            return os.path.relpath(path, place)
+    return path
+
+
 def _line(frames):
     """The innermost line of the user's own among frames from the outside in, else the innermost at all."""
     frames = [frame for frame in frames if not os.path.abspath(frame.filename).startswith(_HERE)]
@@ -114,7 +126,7 @@ def _line(frames):
     if not chosen:
         return None
     frame = chosen[-1]
-    return {"file": frame.filename, "line": frame.lineno, "function": frame.name, "text": frame.line or ""}
+    return {"file": short(frame.filename), "line": frame.lineno, "function": frame.name, "text": frame.line or ""}
 
 
 def of_traceback(trace):

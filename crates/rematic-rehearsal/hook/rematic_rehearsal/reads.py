@@ -22,6 +22,7 @@ def runtime():
         _runtime = ctypes.CDLL(os.environ["REMATIC_REHEARSAL_RUNTIME"])
         for name in ("rematic_unknown_reads", "rematic_known_reads"):
             getattr(_runtime, name).restype = ctypes.c_uint64
+        _runtime.rematic_peek.restype = ctypes.c_bool
     return _runtime
 
 

@@ -8,12 +8,13 @@ _RECORDS = 400_000
 _LINES = 12
 _torch = None
 _package = ""
+_short = str
 
 
-def begin(torch):
+def begin(torch, short):
     """PyTorch records who allocates from now on. A script that records by itself goes on to do so."""
-    global _torch, _package
-    _torch = torch
+    global _torch, _package, _short
+    _torch, _short = torch, short
     _package = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
     torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_RECORDS)
 
@@ -30,7 +31,7 @@ def _place(frames):
     for frame in frames:
         file = frame["filename"]
         if not file.startswith((_package, "<")) and os.sep + "rematic_rehearsal" + os.sep not in file:
-            return (file, frame["line"], frame["name"])
+            return (_short(file), frame["line"], frame["name"])
     return None
 
 
