@@ -43,7 +43,6 @@ def answer(*options, script, arguments=()):
 # What PyTorch's allocator says of these steps on a CUDA runtime written in C, independently of ours:
 #     FAKEGPU_SM=80 run step.py seed
 #     run step.py hf --config gpt2.json --batch 4 --seq 512
-
 GOLDEN = {
     ("seed", "a100-80"): (2_740_549_640, 2_740_550_656, 3_019_898_880),
     ("gpt2", "h100"): (5_307_542_536, 5_316_745_216, 5_662_310_400),
@@ -86,8 +85,10 @@ def test_a_lightning_script_runs_unchanged():
     assert code == 0 and found["steps"] == 3
 
 
-def test_a_script_that_runs_out_ends_with_3_and_names_its_line_and_module():
-    code, found = answer("--device", "t4", script=SCRIPTS / "large.py")
+def test_a_script_that_runs_out_ends_with_3_and_names_its_line_and_module(tmp_path):
+    path, page = tmp_path / "memory.pickle", tmp_path / "page.html"
+    options = ("--device", "t4", "--snapshot", str(path), "-o", str(page))
+    code, found = answer(*options, script=SCRIPTS / "large.py")
     assert code == 3 and not found["fits"]
     out = found["out_of_memory"]
     lines = (SCRIPTS / "large.py").read_text().splitlines()
@@ -96,23 +97,18 @@ def test_a_script_that_runs_out_ends_with_3_and_names_its_line_and_module():
     memory = found["memory"]
     assert memory["reserved_bytes"] + memory["context_bytes"] <= memory["usable_bytes"]
     assert found["largest"][0]["file"].endswith("large.py")
-
-
-def test_the_snapshot_is_pytorchs_own(tmp_path):
-    path = tmp_path / "memory.pickle"
-    page = tmp_path / "page.html"
-    code, _ = answer("--device", "t4", "--snapshot", str(path), "-o", str(page), script=SCRIPTS / "large.py")
-    assert code == 3
     assert "Runs out of memory" in page.read_text()
+    # PyTorch's own snapshot.
     snapshot = pickle.loads(path.read_bytes())
     assert snapshot["segments"] and snapshot["device_traces"]
 
 
 def test_settings_of_the_allocator_reach_it():
-    _, plain = answer(script=SCRIPTS / "step.py", arguments=["seed"])
-    _, expandable = answer("--alloc-conf", "expandable_segments:True", script=SCRIPTS / "step.py", arguments=["seed"])
-    assert expandable["memory"]["allocated_bytes"] == plain["memory"]["allocated_bytes"]
-    assert expandable["memory"]["reserved_bytes"] < plain["memory"]["reserved_bytes"]
+    options = ("--device", "a100-80", "--alloc-conf", "expandable_segments:True")
+    _, found = answer(*options, script=SCRIPTS / "step.py", arguments=["seed"])
+    requested, _, reserved = GOLDEN["seed", "a100-80"]
+    assert found["requested_bytes"] == requested
+    assert found["memory"]["reserved_bytes"] < reserved
 
 
 def test_values_that_were_uploaded_or_follow_from_them_are_right():

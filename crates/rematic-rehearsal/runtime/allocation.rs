@@ -93,7 +93,11 @@ pub extern "C" fn cudaHostUnregister(_block: *mut c_void) -> Status {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaHostGetDevicePointer(place: *mut *mut c_void, host: *mut c_void, _flags: c_uint) -> Status {
+pub unsafe extern "C" fn cudaHostGetDevicePointer(
+    place: *mut *mut c_void,
+    host: *mut c_void,
+    _flags: c_uint,
+) -> Status {
     // SAFETY: the caller's variable.
     unsafe { put(place, host) };
     OK
@@ -117,10 +121,22 @@ pub unsafe extern "C" fn cudaPointerGetAttributes(place: *mut PointerAttributes,
     let attributes = if memory.holds(at) {
         let device = memory.block(at).map_or_else(current, |(_, _, device)| device);
         let device = c_int::try_from(device).unwrap_or(0);
-        PointerAttributes { kind: DEVICE, device, device_pointer: pointer, host_pointer: std::ptr::null(), reserved: [0; 8] }
+        PointerAttributes {
+            kind: DEVICE,
+            device,
+            device_pointer: pointer,
+            host_pointer: std::ptr::null(),
+            reserved: [0; 8],
+        }
     } else {
         let nowhere = std::ptr::null();
-        PointerAttributes { kind: UNREGISTERED, device: -1, device_pointer: nowhere, host_pointer: pointer, reserved: [0; 8] }
+        PointerAttributes {
+            kind: UNREGISTERED,
+            device: -1,
+            device_pointer: nowhere,
+            host_pointer: pointer,
+            reserved: [0; 8],
+        }
     };
     // SAFETY: the caller's variable.
     unsafe { put(place, attributes) };

@@ -38,7 +38,8 @@ pub fn card() -> &'static Card {
 
 impl Card {
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Card {
-        let number = |name: &str, otherwise: u64| variable(name).and_then(|text| text.parse().ok()).unwrap_or(otherwise);
+        let number =
+            |name: &str, otherwise: u64| variable(name).and_then(|text| text.parse().ok()).unwrap_or(otherwise);
         let small = |name: &str, otherwise: i32| i32::try_from(number(name, otherwise as u64)).unwrap_or(otherwise);
         Card {
             name: variable("REMATIC_REHEARSAL_CARD").unwrap_or_else(|| "NVIDIA H100 80GB HBM3".to_owned()),
@@ -95,7 +96,10 @@ mod tests {
     #[test]
     fn chips_have_the_limits_of_the_programming_guide() {
         let of = |capability| Card { capability, ..Card::from_variables(|_| None) }.chip();
-        assert_eq!((of(80).shared_per_block, of(90).shared_per_block, of(89).shared_per_block), (166_912, 232_448, 101_376));
+        assert_eq!(
+            (of(80).shared_per_block, of(90).shared_per_block, of(89).shared_per_block),
+            (166_912, 232_448, 101_376)
+        );
         assert_eq!((of(80).threads_per_processor, of(86).blocks_per_processor), (2048, 16));
     }
 }

@@ -86,7 +86,13 @@ pub unsafe extern "C" fn cudaMemcpy2DAsync(
 
 /// Variables of kernels: nothing reads them.
 #[unsafe(no_mangle)]
-pub extern "C" fn cudaMemcpyToSymbol(_s: *const c_void, _from: *const c_void, _n: usize, _at: usize, _k: c_int) -> Status {
+pub extern "C" fn cudaMemcpyToSymbol(
+    _s: *const c_void,
+    _from: *const c_void,
+    _n: usize,
+    _at: usize,
+    _k: c_int,
+) -> Status {
     OK
 }
 

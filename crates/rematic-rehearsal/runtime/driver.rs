@@ -9,7 +9,9 @@ use super::memory::memory;
 use super::put;
 use super::status::{OK, Status, cudaGetErrorName, cudaGetErrorString};
 use super::streams::{handle, makes, nothing};
-use super::virtual_memory::{cuMemAddressReserve, cuMemCreate, cuMemGetAllocationGranularity, cuMemMap, cuMemRelease, cuMemUnmap};
+use super::virtual_memory::{
+    cuMemAddressReserve, cuMemCreate, cuMemGetAllocationGranularity, cuMemMap, cuMemRelease, cuMemUnmap,
+};
 use super::{kernels, virtual_memory};
 
 type Handle = *mut c_void;

@@ -39,7 +39,7 @@ mod virtual_memory;
 ///
 /// # Safety
 /// `place` is null or points to a `T` that may be written.
-pub(self) unsafe fn put<T>(place: *mut T, value: T) {
+unsafe fn put<T>(place: *mut T, value: T) {
     if !place.is_null() {
         // SAFETY: not null, and by the contract above.
         unsafe { place.write_unaligned(value) };

@@ -69,7 +69,11 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: Handle, info: *mut [u64
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(_device: Handle, major: *mut c_int, minor: *mut c_int) -> Status {
+pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
+    _device: Handle,
+    major: *mut c_int,
+    minor: *mut c_int,
+) -> Status {
     // SAFETY: the caller's variables.
     unsafe {
         put(major, card().capability / 10);
@@ -86,7 +90,11 @@ pub unsafe extern "C" fn nvmlDeviceGetUtilizationRates(_device: Handle, rates: *
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses(_device: Handle, count: *mut c_uint, _i: *mut c_void) -> Status {
+pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses(
+    _device: Handle,
+    count: *mut c_uint,
+    _i: *mut c_void,
+) -> Status {
     // SAFETY: the caller's variable.
     unsafe { put(count, 0) };
     OK

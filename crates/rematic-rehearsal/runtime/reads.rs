@@ -83,7 +83,13 @@ pub unsafe extern "C" fn rematic_poke(to: usize, from: *const u8, size: usize) {
 /// PyTorch's allocator tells its profiler whenever a block is handed out or comes back. What was known of that block is
 /// over. The call goes on to PyTorch's own function.
 #[unsafe(export_name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE")]
-pub unsafe extern "C" fn report_memory_usage(block: *mut c_void, size: i64, allocated: usize, reserved: usize, device: u16) {
+pub unsafe extern "C" fn report_memory_usage(
+    block: *mut c_void,
+    size: i64,
+    allocated: usize,
+    reserved: usize,
+    device: u16,
+) {
     const CUDA: u16 = 1;
     // The low byte is the kind of device, the high byte its number.
     if device & 0xff == CUDA {

@@ -114,7 +114,8 @@ impl Shadow {
     /// A copy on the device: what is known of the one range is known of the other.
     pub fn copy(&mut self, to: usize, from: usize, size: usize) {
         let end = from.saturating_add(size);
-        let known: Vec<(usize, Piece)> = self.overlapping(from, end).iter().map(|start| self.part(*start, from, end)).collect();
+        let known: Vec<(usize, Piece)> =
+            self.overlapping(from, end).iter().map(|start| self.part(*start, from, end)).collect();
         self.forget(to, size);
         for (low, part) in known {
             if self.weight + part.weight() <= ROOM {

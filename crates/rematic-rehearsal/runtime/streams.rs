@@ -118,7 +118,11 @@ pub extern "C" fn cudaStreamAddCallback(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cudaLaunchHostFunc(_stream: Handle, function: extern "C" fn(*mut c_void), data: *mut c_void) -> Status {
+pub extern "C" fn cudaLaunchHostFunc(
+    _stream: Handle,
+    function: extern "C" fn(*mut c_void),
+    data: *mut c_void,
+) -> Status {
     function(data);
     OK
 }

@@ -61,7 +61,8 @@ impl Mappings {
 
     /// Bytes and cards of what was mapped in a range and nobody holds any more.
     fn unmap(&mut self, at: usize, size: usize) -> Vec<(usize, usize)> {
-        let inside: Vec<(usize, u64)> = self.mapped.range(at..at.saturating_add(size)).map(|(at, (_, id))| (*at, *id)).collect();
+        let inside: Vec<(usize, u64)> =
+            self.mapped.range(at..at.saturating_add(size)).map(|(at, (_, id))| (*at, *id)).collect();
         let mut gone = Vec::new();
         for (at, id) in inside {
             self.mapped.remove(&at);
@@ -75,7 +76,13 @@ impl Mappings {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAddressReserve(place: *mut usize, size: usize, _align: usize, _at: usize, _f: u64) -> Status {
+pub unsafe extern "C" fn cuMemAddressReserve(
+    place: *mut usize,
+    size: usize,
+    _align: usize,
+    _at: usize,
+    _f: u64,
+) -> Status {
     let addresses = memory().addresses(size);
     // SAFETY: the caller's variable.
     unsafe { put(place, addresses.unwrap_or(0)) };
@@ -142,7 +149,11 @@ pub extern "C" fn cuMemSetAccess(_at: usize, _size: usize, _access: *const c_voi
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemGetAllocationGranularity(size: *mut usize, _properties: *const c_void, _o: c_int) -> Status {
+pub unsafe extern "C" fn cuMemGetAllocationGranularity(
+    size: *mut usize,
+    _properties: *const c_void,
+    _o: c_int,
+) -> Status {
     // SAFETY: the caller's variable.
     unsafe { put(size, PAGE) };
     OK

@@ -11,7 +11,9 @@ pub enum RehearsalError {
     #[error("cannot prepare the rehearsal: {0}; set TMPDIR to a folder that exists and has room")]
     Stage(io::Error),
     /// The command does not start.
-    #[error("cannot start `{program}`: {source}; give the command that starts your script, like: rematic rehearse -- python train.py")]
+    #[error(
+        "cannot start `{program}`: {source}; give the command that starts your script, like: rematic rehearse -- python train.py"
+    )]
     Start {
         /// The program.
         program: String,
@@ -38,7 +40,9 @@ pub enum RehearsalError {
         ended: String,
     },
     /// The runtime could not be loaded.
-    #[error("the runtime of the rehearsal was not loaded: {reason}; set TMPDIR to a folder from which programs may run")]
+    #[error(
+        "the runtime of the rehearsal was not loaded: {reason}; set TMPDIR to a folder from which programs may run"
+    )]
     NotLoaded {
         /// What the loader says.
         reason: String,

@@ -205,7 +205,7 @@ mod tests {
     }
 
     fn out_of_memory(steps: u64) -> OutOfMemory {
-        let nothing = OutOfMemory {
+        OutOfMemory {
             line: None,
             module: None,
             phase: None,
@@ -215,8 +215,7 @@ mod tests {
             allocated: 0,
             reserved: 0,
             there: Vec::new(),
-        };
-        nothing
+        }
     }
 
     fn counters() -> Counters {
@@ -303,6 +302,9 @@ mod tests {
         let error = rehearsal(&["/nowhere/python".into()]).run().expect_err("refused").to_string();
         assert!(error.starts_with("cannot start `/nowhere/python`: "), "{error}");
         let error = rehearsal(&["true".into()]).run().expect_err("refused").to_string();
-        assert!(error.starts_with("`true` started no Python that could be watched (it ended with exit code 0)"), "{error}");
+        assert!(
+            error.starts_with("`true` started no Python that could be watched (it ended with exit code 0)"),
+            "{error}"
+        );
     }
 }

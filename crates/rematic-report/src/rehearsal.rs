@@ -209,7 +209,9 @@ impl RehearsalReport<'_> {
                 record.reads.lines.iter().take(READS).map(|at| format!("{}:{}", at.line.file, at.line.line)).collect();
             let at = if lines.is_empty() { String::new() } else { format!(" (most at {})", lines.join(", ")) };
             let reads = plural(record.reads.unknown, "read");
-            notes.push(format!("{reads} of values that were not computed got zeros{at}; what the script decides by them may differ"));
+            notes.push(format!(
+                "{reads} of values that were not computed got zeros{at}; what the script decides by them may differ"
+            ));
         }
         notes.extend(record.assumed.iter().map(|assumed| format!("Assumed: {assumed}")));
         if let Some(path) = self.snapshot {
@@ -338,7 +340,7 @@ Assumed: sequences are not packed
         let text = with(&ran_out(), |report| report.text(Style::default()));
         let expected = "\
 Runs out of memory on NVIDIA H100 SXM5 80GB (79.11 GiB) in step 1, at train.py:7 in main: loss.backward()
-In the backward of Net.blocks.7: it asked for 1.00 GiB, and 627.00 MiB were left
+In the backward of Net.blocks.7: it asked for 1.00 GiB, and 624.64 MiB were left
 70.00 GiB allocated, 78.00 GiB reserved by PyTorch's allocator, 512.00 MiB for the CUDA context
 ";
         assert!(text.contains(expected), "{text}");

@@ -42,9 +42,9 @@ pub use rematic_plan::{
 pub use rematic_rehearsal::{Card, Record, Rehearsal, RehearsalError};
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
-    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, Memory, MilpReport, PlanReport, RehearsalReport, SavedPage, SavedReport,
-    StatsReport, Style, devices_json, devices_text, models_json, models_text, plan_html, plan_python, timeline_csv,
-    trace_html, variants_html, variants_text, visible,
+    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, Memory, MilpReport, PlanReport, RehearsalReport,
+    SavedPage, SavedReport, StatsReport, Style, devices_json, devices_text, models_json, models_text, plan_html,
+    plan_python, timeline_csv, trace_html, variants_html, variants_text, visible,
 };
 pub use rematic_torch::{
     Baseline, MilpOptions, MilpOutcome, ModuleGraph, ModuleStats, StepStats, TorchError, Tradeoffs, milp,

@@ -3,7 +3,19 @@
 Nothing here imports torch: the script may not, and does it when it likes. What is to be done then waits (`imports`).
 """
 
-from rematic_rehearsal import assumptions, ending, groups, imports, launchers, places, reads, report, steps, values, versions
+from rematic_rehearsal import (
+    assumptions,
+    ending,
+    groups,
+    imports,
+    launchers,
+    places,
+    reads,
+    report,
+    steps,
+    values,
+    versions,
+)
 
 
 def watch():

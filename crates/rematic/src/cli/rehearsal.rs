@@ -39,11 +39,5 @@ pub(crate) fn rehearse(arguments: &RehearseArguments) -> Result<Answer, Failure>
 
 fn card(device: &Device) -> Result<Card, Error> {
     let (capability, processors) = device.chip.ok_or_else(|| Error::NoChip { device: device.name.clone() })?;
-    Ok(Card {
-        name: device.product.clone(),
-        capability,
-        processors,
-        usable: device.usable.0,
-        context: CONTEXT.0,
-    })
+    Ok(Card { name: device.product.clone(), capability, processors, usable: device.usable.0, context: CONTEXT.0 })
 }
