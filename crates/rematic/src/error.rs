@@ -5,6 +5,7 @@ use rematic_allocator::SettingsError;
 use rematic_cost::CostError;
 use rematic_fake::FakeError;
 use rematic_plan::{DocumentError, PlanError};
+use rematic_rehearsal::RehearsalError;
 use rematic_snapshot::SnapshotError;
 use rematic_torch::TorchError;
 use rematic_trace::{Bytes, FileError, Opt};
@@ -60,6 +61,19 @@ pub enum Error {
         source_name: String,
         /// The option.
         option: Opt,
+    },
+    /// The rehearsal has no answer.
+    #[error(transparent)]
+    Rehearsal(#[from] RehearsalError),
+    /// A card that CUDA does not run on, or of which too little is known.
+    #[error(
+        "{device} has no `capability` and `processors` in the list of devices, which a rehearsal needs; give an NVIDIA card \
+         that `rematic devices` lists, or add them in {}",
+        Opt("device-file")
+    )]
+    NoChip {
+        /// The device.
+        device: String,
     },
     /// A plan file cannot be used.
     #[error(transparent)]

@@ -40,11 +40,13 @@ pub use rematic_plan::{
     Cancel, CategoryBytes, DocumentError, Explanation, Limits, Outcome, Place, PlanDocument, PlanError, PlannedMoment,
     Problem, Remedy, RemedyKind, Replayed, ResidentGroup, Solution, Together, resident_groups,
 };
+pub use rematic_rehearsal::{Card, Record, Rehearsal, RehearsalError};
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
-    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, Memory, MilpReport, PlanReport, Prediction, SavedPage,
-    SavedReport, SnapshotPage, SnapshotReport, StatsReport, Style, devices_json, devices_text, models_json,
-    models_text, plan_html, plan_python, timeline_csv, trace_html, variants_html, variants_text, visible,
+    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, Memory, MilpReport, PlanReport, Prediction,
+    RehearsalReport, SavedPage, SavedReport, SnapshotPage, SnapshotReport, StatsReport, Style, devices_json,
+    devices_text, models_json, models_text, plan_html, plan_python, timeline_csv, trace_html, variants_html,
+    variants_text, visible,
 };
 pub use rematic_snapshot::{Snapshot, SnapshotError, Story};
 pub use rematic_torch::{

@@ -18,6 +18,10 @@ pub const COST: &str = "physical";
 /// How to plan.
 pub const PLANNER: &str = "exact";
 
+/// Optimizer steps after which a rehearsal ends the script: the first makes the optimizer's state, the second runs with it,
+/// and the third shows that the second was no exception.
+pub const STEPS: u32 = 3;
+
 /// Something that an option can be.
 #[derive(Clone, Copy, Debug)]
 pub struct Named<T> {

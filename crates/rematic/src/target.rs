@@ -40,6 +40,11 @@ pub const CONTEXT: Bytes = Bytes(512 << 20);
 /// What NCCL takes for a communicator on each device: 544 MB with two GPUs and 688 MB with more (four A100, NCCL's issue 964).
 pub const NCCL: Bytes = Bytes(688_000_000);
 
+/// What is taken of a device beside PyTorch's allocator.
+pub(crate) fn context(ranks: u64) -> Bytes {
+    if ranks > 1 { CONTEXT + NCCL } else { CONTEXT }
+}
+
 /// More than any device has.
 const UNLIMITED: Bytes = Bytes(1 << 50);
 
@@ -113,7 +118,7 @@ impl Target {
 
     /// As [`Target::memory`], for the step as it is scheduled.
     pub(crate) fn memory_of(&self, trace: &StepTrace, schedule: &Schedule<'_>, scratch: &Scratch) -> Memory {
-        let (context, usable) = (self.context(), self.device.usable);
+        let (context, usable) = (context(self.ranks), self.device.usable);
         let on =
             |memory: Bytes| Reserved::new(trace, schedule, self.settings.clone(), Card::with_memory(memory.0), scratch);
         let (found, fits) = match on(self.room()) {
@@ -127,15 +132,10 @@ impl Target {
         Memory { allocated, reserved, context, usable, ranks: self.ranks, retries: fits.then_some(retries) }
     }
 
-    /// What is taken beside PyTorch's allocator.
-    fn context(&self) -> Bytes {
-        if self.ranks > 1 { CONTEXT + NCCL } else { CONTEXT }
-    }
-
     /// What of the device is left for PyTorch's allocator.
     #[must_use]
     pub fn room(&self) -> Bytes {
-        self.device.usable.saturating_sub(self.context())
+        self.device.usable.saturating_sub(context(self.ranks))
     }
 
     /// How the step's memory is rounded: as asked for, or else as the step itself says.

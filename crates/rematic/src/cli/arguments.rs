@@ -1,3 +1,4 @@
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::options::{self, Named};
@@ -43,6 +44,9 @@ pub(crate) enum Verb {
     /// Write one HTML page that shows the step, its peak, its plan and the plans for other budgets.
     #[command(after_help = "Example: rematic report llama-3-8b --budget 70GiB -o report.html")]
     Report(ReportArguments),
+    /// Run your own training script on a GPU that is not there: what it takes, whether it fits, or the line where it runs out.
+    #[command(after_help = "Example: rematic rehearse --device a100-80 -- python train.py --batch-size 16")]
+    Rehearse(RehearseArguments),
     /// List the devices that the cost model knows.
     #[command(after_help = "Example: rematic devices --device-file my-devices.toml")]
     Devices(DevicesArguments),
@@ -379,6 +383,40 @@ pub(crate) struct ReportArguments {
     /// Also write the step under the plan as a table: a row per operator, with the memory after it.
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct RehearseArguments {
+    /// The command that starts the script, as you would type it.
+    #[arg(value_name = "COMMAND", required = true, last = true)]
+    pub(crate) command: Vec<OsString>,
+    /// The card to rehearse on; `rematic devices` lists them.
+    #[arg(long, value_name = "NAME", default_value = options::DEVICE)]
+    pub(crate) device: String,
+    /// A file with more devices, in the format of the built-in list.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) device_file: Option<PathBuf>,
+    /// As one of so many ranks, each with a GPU; the others are not there either [default: no ranks]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = devices)]
+    pub(crate) gpus: Option<u32>,
+    /// With --gpus: the rank that is run.
+    #[arg(long, value_name = "K", default_value_t = 0, requires = "gpus")]
+    pub(crate) rank: u32,
+    /// End the script after so many optimizer steps.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = options::STEPS, value_parser = devices)]
+    pub(crate) steps: u32,
+    /// Settings of PyTorch's caching allocator [default: PYTORCH_CUDA_ALLOC_CONF]
+    #[arg(long, value_name = "SETTINGS")]
+    pub(crate) alloc_conf: Option<String>,
+    /// Also write PyTorch's own snapshot of the memory, for its viewer.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) snapshot: Option<PathBuf>,
+    /// Also write a page.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args)]

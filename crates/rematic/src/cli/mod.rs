@@ -3,6 +3,7 @@
 mod arguments;
 mod manual;
 mod planning;
+mod rehearsal;
 mod report;
 mod snapshot;
 mod terminal;
@@ -43,6 +44,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Verb::Curve(arguments) => planning::curve(arguments, warnings),
         Verb::Replay(arguments) => planning::replay(arguments),
         Verb::Report(arguments) => report::report(arguments, &given, warnings),
+        Verb::Rehearse(arguments) => rehearsal::rehearse(arguments),
         Verb::Devices(arguments) => devices(arguments).map(Answer::done),
         Verb::Models { json } => models(*json).map(Answer::done),
         Verb::Completions { shell } => Ok(Answer::done(manual::completions(*shell))),

@@ -1,0 +1,138 @@
+"""`rematic rehearse`: scripts run unchanged on a GPU that is not there.
+
+Needs a CUDA build of PyTorch that can be rehearsed; no GPU. The scripts are in `rehearsed/`.
+"""
+
+import json
+import pickle
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent / "rehearsed"
+SECONDS = 30
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not (torch.version.cuda or "").startswith("13."), reason="needs PyTorch for CUDA 13"
+)
+
+
+def rehearse(*options, script, arguments=()):
+    """The exit code, the answer, and what was said on the error stream."""
+    run = "import sys; from rematic._command import main; sys.exit(main())"
+    command = [sys.executable, "-c", run, "rehearse", *options, "--", sys.executable, str(script), *arguments]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Time of the processor: others may use it too.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS
+    return done.returncode, done.stdout, done.stderr
+
+
+def answer(*options, script, arguments=()):
+    code, out, said = rehearse("--json", *options, script=script, arguments=arguments)
+    assert code in (0, 3), said
+    return code, json.loads(out)
+
+
+# What PyTorch's allocator says of these steps on a CUDA runtime written in C, independently of ours:
+#     FAKEGPU_SM=80 run step.py seed
+#     run step.py hf --config gpt2.json --batch 4 --seq 512
+GOLDEN = {
+    ("seed", "a100-80"): (2_740_549_640, 2_740_550_656, 3_019_898_880),
+    ("gpt2", "h100"): (5_307_542_536, 5_316_745_216, 5_662_310_400),
+}
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids="-".join)
+def test_allocated_and_reserved_equal_another_runtime_to_the_byte(case):
+    model, device = case
+    code, found = answer("--device", device, script=SCRIPTS / "step.py", arguments=[model])
+    memory = found["memory"]
+    assert code == 0 and found["steps"] == 3
+    assert (found["requested_bytes"], memory["allocated_bytes"], memory["reserved_bytes"]) == GOLDEN[case]
+
+
+def test_the_example_of_a_gpt_runs_unchanged():
+    code, found = answer(script=ROOT / "examples" / "nanogpt.py", arguments=["--device", "cuda"])
+    assert code == 0 and found["fits"] and found["steps"] == 3
+    assert found["memory"]["reserved_bytes"] >= found["memory"]["allocated_bytes"] > 0
+
+
+def test_the_example_of_fsdp2_runs_as_one_of_64():
+    script, arguments = ROOT / "examples" / "fsdp2.py", ["--device", "h100"]
+    code, found = answer("--gpus", "64", "--rank", "9", script=script, arguments=arguments)
+    assert (code, found["world_size"], found["rank"], found["steps"]) == (0, 64, 9, 3)
+
+
+def test_a_trainer_script_runs_unchanged_and_knows_that_nothing_is_masked():
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    code, found = answer(script=SCRIPTS / "trainer.py")
+    assert code == 0 and found["steps"] == 3
+    # A mask of ones, uploaded, is none: had it been read as zeros, a mask would have been made.
+    assert not any("masking_utils" in (place["file"] or "") for place in found["largest"])
+
+
+def test_a_lightning_script_runs_unchanged():
+    pytest.importorskip("lightning")
+    code, found = answer(script=SCRIPTS / "lightning_fit.py")
+    assert code == 0 and found["steps"] == 3
+
+
+def test_a_script_that_runs_out_ends_with_3_and_names_its_line_and_module(tmp_path):
+    path, page = tmp_path / "memory.pickle", tmp_path / "page.html"
+    options = ("--device", "t4", "--snapshot", str(path), "-o", str(page))
+    code, found = answer(*options, script=SCRIPTS / "large.py")
+    assert code == 3 and not found["fits"]
+    out = found["out_of_memory"]
+    lines = (SCRIPTS / "large.py").read_text().splitlines()
+    assert lines[out["line"]["line"] - 1].strip() == "loss.backward()"
+    assert out["phase"] == "backward" and out["module"].startswith("Net.blocks.")
+    memory = found["memory"]
+    assert memory["reserved_bytes"] + memory["context_bytes"] <= memory["usable_bytes"]
+    assert found["largest"][0]["file"].endswith("large.py")
+    assert "Runs out of memory" in page.read_text()
+    # PyTorch's own snapshot.
+    snapshot = pickle.loads(path.read_bytes())
+    assert snapshot["segments"] and snapshot["device_traces"]
+
+
+def test_settings_of_the_allocator_reach_it():
+    options = ("--device", "a100-80", "--alloc-conf", "expandable_segments:True")
+    _, found = answer(*options, script=SCRIPTS / "step.py", arguments=["seed"])
+    requested, _, reserved = GOLDEN["seed", "a100-80"]
+    assert found["requested_bytes"] == requested
+    assert found["memory"]["reserved_bytes"] < reserved
+
+
+def test_values_that_were_uploaded_or_follow_from_them_are_right():
+    code, found = answer(script=SCRIPTS / "values.py")
+    assert code == 0
+    # The script checks the values itself; two of its reads ask for what only a kernel would know.
+    assert found["reads"]["unknown"] == 2
+    assert found["reads"]["known"] > 10
+    assert "values.py" in found["reads"]["lines"][0]["file"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise ValueError('no data')", "it ended with exit code 1: ValueError: no data ("),
+        ("import torch; print(torch.ones(2).sum())", "your script did not use CUDA, so there is nothing to say"),
+        ("print('no torch')", "your script did not use CUDA, nor import torch, so there is nothing to say"),
+        ("import sys; sys.exit(7)", "your script failed by itself, after 0 optimizer steps: it ended with exit code 7"),
+        ("import torch\ntorch.distributed.init_process_group()", "rematic rehearse --gpus N"),
+    ],
+)
+def test_scripts_that_cannot_be_answered_for_are_told_why(tmp_path, text, said):
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    code, out, error = rehearse(script=script)
+    assert code == 2 and out == ""
+    assert said in error.replace("\n", " ")
