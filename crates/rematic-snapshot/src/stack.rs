@@ -204,10 +204,19 @@ impl Stacks {
     }
 }
 
-/// The frames of forwards that are running, the outermost first.
+/// The frames of forwards that are running, the outermost first. Between the call of a module and its forward there may be
+/// hooks and decorators, which are the same for all.
 fn module_calls<'a>(frames: &[&'a Frame]) -> Vec<&'a Frame> {
-    let calls = frames.windows(2).filter(|pair| pair[1].is_module_call()).map(|pair| pair[0]);
-    let mut calls: Vec<&Frame> = calls.collect();
+    let mut calls = Vec::new();
+    let mut inner = 0;
+    for (at, frame) in frames.iter().enumerate() {
+        if frame.is_module_call() {
+            let between = &frames[inner..at];
+            let forward = between.iter().rfind(|frame| &*frame.function == "forward").or(between.last());
+            calls.extend(forward.copied());
+            inner = at + 1;
+        }
+    }
     calls.reverse();
     calls
 }

@@ -46,7 +46,7 @@ have
  in memory             blocks
  other      72.00 MiB       6
 
- largest there      part   asked for by       in the calls
+ largest there      part   asked for by         in the calls
      72.00 MiB  6×  other  train.py:68 empty
 
 Fragmentation:

@@ -114,20 +114,20 @@ impl SnapshotReport<'_> {
     }
 
     fn lines(&self, style: Style) -> String {
+        let any_from = self.story.moment.groups.iter().take(LINES).any(|group| group.user.is_some());
         let mut table = Table::new([
             Column::number("largest there"),
             Column::number(""),
             Column::text("part").leave_out(1),
             Column::text("asked for by").shorten(Shorten::Word, LINE),
-            Column::text("in the calls").shorten(Shorten::End, MODULE).leave_out(0),
+            Column::text(if any_from { "from" } else { "" }).shorten(Shorten::Word, MODULE).leave_out(0),
+            Column::text("in the calls").shorten(Shorten::End, MODULE).leave_out(2),
         ]);
         for group in self.story.moment.groups.iter().take(LINES) {
             let count = if group.count > 1 { format!("{}×", group.count) } else { String::new() };
-            let line = match &group.user {
-                Some(user) => format!("{} (from {user})", group.line),
-                None => group.line.clone(),
-            };
-            table.row([group.bytes.to_string(), count, group.part.to_string(), line, group.module.clone()]);
+            let from = group.user.clone().unwrap_or_default();
+            let line = group.line.clone();
+            table.row([group.bytes.to_string(), count, group.part.to_string(), line, from, group.module.clone()]);
         }
         table.render(style) + "\n"
     }
