@@ -3,7 +3,8 @@
 from rematic_rehearsal import report
 
 
-def _assume(text):
+def assume(text):
+    """Tells an assumption, once."""
     assumed = report.said("assumed", [])
     if text not in assumed:
         report.write(assumed=[*assumed, text])
@@ -19,6 +20,6 @@ def not_packed(masking):
     """transformers asks the device whether several sequences are packed into one; zeros would mean yes."""
     if hasattr(masking, "find_packed_sequence_indices"):
         def none_packed(*_arguments, **_keywords):
-            _assume("sequences are not packed (transformers asks the positions)")
+            assume("sequences are not packed (transformers asks the positions)")
 
         masking.find_packed_sequence_indices = none_packed

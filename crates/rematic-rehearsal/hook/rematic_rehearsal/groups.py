@@ -3,6 +3,8 @@
 import os
 import sys
 
+from rematic_rehearsal import assumptions
+
 
 def fake(torch):
     """Every process group becomes a fake one, whatever backend the script asks for."""
@@ -28,6 +30,24 @@ def fake(torch):
     _replace(real_init, init_process_group)
     c10d._new_group_with_tag = new_group
     _objects(c10d)
+    _data_parallel(torch)
+
+
+def _data_parallel(torch):
+    """DDP waits for the tensors of an all-reduce, which fake groups do not hand back: its buckets stay as they are."""
+    kind = torch.nn.parallel.DistributedDataParallel
+    built, registered = kind.__init__, kind.register_comm_hook
+
+    def init(self, *arguments, **keywords):
+        from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+
+        built(self, *arguments, **keywords)
+        registered(self, None, noop_hook)
+
+    def register_comm_hook(self, state, hook):
+        assumptions.assume(f"the communication hook {getattr(hook, '__name__', hook)} of DDP takes no memory")
+
+    kind.__init__, kind.register_comm_hook = init, register_comm_hook
 
 
 def _objects(c10d):

@@ -8,7 +8,7 @@ import traceback
 import weakref
 from collections import deque
 
-from rematic_rehearsal import report, steps, watching
+from rematic_rehearsal import assumptions, report, steps, watching
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LIBRARIES = tuple({os.path.abspath(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")})
@@ -49,10 +49,13 @@ def _begin(torch):
 def _watch_modules(torch):
     number = torch._C._get_sequence_nr if hasattr(torch._C, "_get_sequence_nr") else torch.autograd._get_sequence_nr
     compiling = torch.compiler.is_compiling
+    cudnns = (torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
 
     def entered(module, _inputs):
         if compiling():
             return
+        if isinstance(module, cudnns):
+            assumptions.assume("convolutions and recurrent layers take PyTorch's own kernels; scratch of cuDNN's is not counted")
         stack = _inside.__dict__.setdefault("stack", [])
         if not stack and not any(known() is module for known in _models):
             _models.append(weakref.ref(module))

@@ -6,7 +6,7 @@ allocates), and, if what goes in is known and small, it also runs on the CPU, an
 
 import ctypes
 
-from rematic_rehearsal import report
+from rematic_rehearsal import assumptions
 from rematic_rehearsal.reads import runtime
 
 # Elements above which nothing decides by a value, and which would take time.
@@ -182,7 +182,7 @@ def _count_nonzero(library):
             found = _on_cpu(mask).nonzero()
         except LookupError:
             if mask.numel():
-                _assume("masks that kernels compute select nothing (nonzero, boolean indexing)")
+                assumptions.assume("masks that kernels compute select nothing (nonzero, boolean indexing)")
             return kernel.call_boxed(keys, mask)
         # It reads a count that nobody has: the one below is right.
         runtime().rematic_quiet(True)
@@ -207,13 +207,7 @@ def _compare(library):
         try:
             return _torch.equal(_on_cpu(one), _on_cpu(other))
         except LookupError:
-            _assume("tensors that are compared as a whole (torch.equal) are equal")
+            assumptions.assume("tensors that are compared as a whole (torch.equal) are equal")
             return True
 
     library.impl("equal", run, "CUDA", allow_override=True)
-
-
-def _assume(text):
-    assumed = report.said("assumed", [])
-    if text not in assumed:
-        report.write(assumed=[*assumed, text])
