@@ -33,7 +33,7 @@ def main():
         name = by_us[min(a, len(ours) - 1)].split(" ")[0]
         text = f"{name}: ours {ours[a:b]}, torch {real[c:d]}   after {ours[max(0, a - 3):a]}"
         seen.setdefault((name, b - a, d - c), []).append((by_us[min(a, len(ours) - 1)], text, by_torch[c:d][:2]))
-    for (name, *_), cases in sorted(seen.items(), key=lambda item: -len(item[1])):
+    for cases in sorted(seen.values(), key=len, reverse=True):
         print(f"{len(cases)} times {cases[0][1]}\n     {cases[0][0]}, {cases[0][2]}")
 
 

@@ -6,9 +6,10 @@ import os
 import sys
 import warnings
 
+import torch
+
 import models
 import rematic
-import torch
 
 
 def trace(model: models.Model) -> rematic.Trace:

@@ -5,12 +5,14 @@
 The third step is measured. With REQUESTS=DIR, what is asked of the allocator from the start on is written to
 DIR/PLAN.real, with the lines of Python that asked; `differing.py` compares it with what the example `reserved` asks for.
 """
+import functools
 import json
 import os
 import sys
 
-import models
 import torch
+
+import models
 
 
 def train(model: models.Model, plan: str) -> dict[str, object]:
@@ -94,7 +96,7 @@ def main() -> None:
         with open(f"{place}/{name}.{os.environ['FAKEGPU_SM']}", "w") as file:
             for plan in ("-", *(f"{place}/{name}-{share}.json" for share in models.SHARES)):
                 if plan == "-" or os.path.exists(plan):
-                    answer = {"plan": plan, **in_child(lambda plan=plan: train(model, plan))}
+                    answer = {"plan": plan, **in_child(functools.partial(train, model, plan))}
                     file.write(json.dumps(answer) + "\n")
 
 

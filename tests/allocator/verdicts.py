@@ -10,8 +10,9 @@ import os
 import subprocess
 import sys
 
-import models
 import torch
+
+import models
 
 CARDS = {"80": "a100-80", "90": "h100"}
 EDGE = 0.01
