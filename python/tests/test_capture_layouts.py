@@ -97,6 +97,17 @@ PAIRS: dict[str, Case] = {
 }
 
 
+# Where the CPU has no bfloat16, PyTorch's own kernel makes the gradient of this weight in pieces, whose one channel has any stride.
+UNDECIDED = ("depthwise", torch.bfloat16, "channels last", "contiguous", "expanded")
+
+
+def plain_strides(call: tuple[str, list[Any]]) -> tuple[str, list[Any]]:
+    """A call without the strides of dimensions of one element, which say nothing about where it lies."""
+    name, tensors = call
+    known = [tuple(stride if size > 1 else 0 for size, stride in zip(shape, strides, strict=True)) for shape, strides, *_ in tensors]
+    return name, [(shape, strides, *rest) for (shape, _, *rest), strides in zip(tensors, known, strict=True)]
+
+
 def variants(case: Case, weights: list[str], device: str) -> Iterator[tuple[Any, Callable[[], Any]]]:
     """The case in all layouts, each with what runs it."""
     function, shapes = case
@@ -120,7 +131,10 @@ def compare(cases: dict[str, Case], weights: list[str]) -> None:
         found = {(name, *key): run() for name, case in cases.items() for key, run in variants(case, weights, "meta")}
     assert len(real) > len(cases)
     for key, expected in real.items():
-        assert found[key] == expected, key
+        if key == UNDECIDED and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            assert [plain_strides(call) for call in found[key]] == [plain_strides(call) for call in expected], key
+        else:
+            assert found[key] == expected, key
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
