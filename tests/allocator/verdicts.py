@@ -30,6 +30,9 @@ def steps():
 
 
 def ran(answer):
+    """Whether there was memory enough. Anything else that goes wrong is no answer."""
+    if "failed" in answer:
+        raise SystemExit(answer["failed"])
     return "allocated" in answer
 
 
@@ -50,6 +53,7 @@ def predict(place, example):
 def real():
     """On the fake GPU: every step on a card of its size."""
     import real as training
+    import transformers  # noqa: F401  (once, before the processes part)
 
     answers = {}
     for name, model, memory in steps():
