@@ -72,8 +72,9 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What the memory fraction allows, if it allows less than all.
-    pub(crate) fn allowed_bytes(&self, total: u64) -> Option<u64> {
+    /// What the memory fraction allows of a device, if it allows less than all.
+    #[must_use]
+    pub fn allowed_bytes(&self, total: u64) -> Option<u64> {
         (self.memory_fraction < 1.0).then(|| fraction_of(self.memory_fraction, total))
     }
 

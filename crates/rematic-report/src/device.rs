@@ -34,7 +34,7 @@ pub fn devices_text(devices: &[Device], style: Style) -> String {
         let peaks = &device.peaks;
         table.row([
             device.name.clone(),
-            device.memory.to_string(),
+            device.usable.to_string(),
             device.dram.0.to_string(),
             rate(peaks.f32, "f32"),
             rate(peaks.tf32, "tf32"),

@@ -68,7 +68,7 @@ impl ExplanationReport<'_> {
         text.push('\n');
         text += &self.ways_down(style);
         if let Some(memory) = self.memory {
-            text += &settings_table(self.settings, memory.reserved, style);
+            text += &settings_table(self.settings, memory, style);
         }
         text + &measured_text(self.measured)
     }
@@ -92,6 +92,7 @@ impl ExplanationReport<'_> {
         }
         if let Some(memory) = self.memory {
             text += &memory.text(self.device, style);
+            text += &memory.not_counted(style);
         }
         text += &category_table(categories, *peak_bytes, style);
         text.push('\n');

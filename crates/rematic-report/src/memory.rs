@@ -21,11 +21,13 @@ pub struct Memory {
     /// What PyTorch sees of the device.
     #[serde(rename = "usable_bytes")]
     pub usable: Bytes,
+    /// What PyTorch's allocator may take: what the context leaves, or what it is allowed of the device.
+    #[serde(skip)]
+    pub room: Bytes,
     /// Among how many devices the step is spread.
     #[serde(skip)]
     pub ranks: u64,
     /// How often it had to empty its cache to stay below that; `None` if it does not fit.
-    #[serde(skip)]
     pub retries: Option<u64>,
 }
 
@@ -54,9 +56,15 @@ pub struct TriedSetting {
 /// The width below which a shortened setting says little.
 const SETTING: usize = 24;
 
+/// A setting that spares a smaller part than one of so many is left out, unless it decides.
+const LITTLE: u64 = 100;
+
 /// The settings that help, as a table.
-pub(crate) fn settings_table(tried: &[TriedSetting], reserved: Bytes, style: Style) -> String {
-    let helps = |tried: &&TriedSetting| tried.reserved_bytes < reserved;
+pub(crate) fn settings_table(tried: &[TriedSetting], memory: &Memory, style: Style) -> String {
+    let (reserved, fits) = (memory.reserved, memory.fits());
+    let helps = |tried: &&TriedSetting| {
+        tried.fits != fits || reserved.0.saturating_sub(tried.reserved_bytes.0) >= reserved.0 / LITTLE
+    };
     let mut table = Table::new([
         Column::text("with PyTorch's allocator set to").shorten(Shorten::End, SETTING),
         Column::number("reserved").tone(Tone::Good),
@@ -74,11 +82,21 @@ pub(crate) fn settings_table(tried: &[TriedSetting], reserved: Bytes, style: Sty
 impl OnDevice<'_> {
     /// Whether the step fits, and what it takes.
     pub(crate) fn text(&self, style: Style) -> String {
-        self.memory.text(self.device, style)
+        self.memory.text(self.device, style) + &self.memory.not_counted(style)
     }
 }
 
 impl Memory {
+    /// What an evenly divided step leaves out.
+    pub(crate) fn not_counted(&self, style: Style) -> String {
+        if self.ranks < 2 {
+            return String::new();
+        }
+        let lead = "Not counted: the buffers into which FSDP gathers weights and reduces gradients;";
+        let tail = format!("rematic rehearse --gpus {} counts them.", self.ranks);
+        style.sentence(&Sentence { lead: (lead, Tone::Quiet), head: "", gap: " ", tail: (&tail, Tone::Quiet) })
+    }
+
     /// Whether the step fits the device.
     #[must_use]
     pub fn fits(&self) -> bool {
@@ -86,16 +104,21 @@ impl Memory {
     }
 
     pub(crate) fn text(&self, device: &Device, style: Style) -> String {
-        let taken = Bytes(self.reserved.0.saturating_add(self.context.0));
+        let is_limited = Bytes(self.room.0.saturating_add(self.context.0)) < self.usable;
         let (lead, tail) = match self.retries {
-            Some(0) => (("Fits", Tone::Good), format!("with {} to spare", self.usable.saturating_sub(taken))),
+            Some(0) => (("Fits", Tone::Good), format!("with {} to spare", self.room.saturating_sub(self.reserved))),
             Some(retries) => {
-                let times = if retries == 1 { "once".to_owned() } else { format!("{retries} times in three steps") };
+                let times = if retries == 1 { "once".to_owned() } else { format!("{retries} times") };
                 (("Just fits", Tone::Good), format!("if PyTorch empties its cache {times}, which takes time"))
             }
             None => {
-                let more = taken.saturating_sub(self.usable);
-                (("Does not fit", Tone::Bad), format!("{more} more than its {}", self.usable))
+                let more = self.reserved.saturating_sub(self.room);
+                let what = if is_limited {
+                    format!("the {} that per_process_memory_fraction allows", self.room)
+                } else {
+                    format!("its {}", self.usable)
+                };
+                (("Does not fit", Tone::Bad), format!("{more} more than {what}"))
             }
         };
         let head = match self.retries {

@@ -71,7 +71,7 @@ impl PlanReport<'_> {
     #[must_use]
     pub fn json(&self) -> String {
         let plan = self.document;
-        let is_planned = self.verdict == Verdict::Planned;
+        let (is_planned, is_infeasible) = (self.verdict == Verdict::Planned, self.verdict == Verdict::Infeasible);
         let regions = plan.regions.iter().filter(|_| is_planned).map(|region| RegionJson {
             module: &region.module,
             discard: region.discard,
@@ -90,13 +90,14 @@ impl PlanReport<'_> {
             recompute_ms: of_plan(plan.recompute_ms),
             lower_bound_ms: of_plan(plan.lower_bound_ms),
             regions: regions.collect(),
-            least_budget_bytes: least.map(|least| least.peak),
+            // For a device, a lower peak is no answer: what is reserved for it decides.
+            least_budget_bytes: least.filter(|_| self.budget().is_some()).map(|least| least.peak),
             least_budget_categories: least.map(|least| CategoryBytes::of(&least.snapshot)),
             replayed: ReplayedJson {
                 baseline_peak_bytes: plan.baseline_peak_bytes,
                 peak_bytes: plan.peak_bytes,
                 recompute_ms: plan.recompute_ms,
-                within_budget: plan.peak_bytes <= plan.budget_bytes,
+                within_budget: plan.peak_bytes <= plan.budget_bytes && (self.budget().is_some() || !is_infeasible),
             },
             memory: self.on_device.map(|on| on.memory),
             fits: self.on_device.map(|on| on.memory.fits()),
@@ -111,7 +112,8 @@ impl PlanReport<'_> {
         match self.verdict {
             Verdict::Fits => {
                 let PlanDocument { baseline_peak_bytes: peak, budget_bytes: budget, .. } = self.document;
-                let fits = style.paint("Fits as it is", Tone::Good);
+                let fits =
+                    style.paint(if self.beyond_device() { "Within the budget" } else { "Fits as it is" }, Tone::Good);
                 let spare = match self.budget() {
                     Some(budget) => format!(" of {budget}, {} to spare", budget.saturating_sub(*peak)),
                     None => String::new(),
@@ -128,11 +130,11 @@ impl PlanReport<'_> {
 
     fn infeasible(&self, text: &mut String, style: Style) {
         let PlanDocument { peak_bytes: least, budget_bytes: budget, .. } = self.document;
-        let cannot = style.paint("Cannot fit", Tone::Bad);
-        let what = match self.on_device {
-            Some(on) if on.decides => on.device.product.clone(),
-            _ => budget.to_string(),
+        let (cannot, what) = match self.on_device {
+            Some(on) if on.decides => ("No plan was found that fits", on.device.product.clone()),
+            _ => ("Cannot fit", budget.to_string()),
         };
+        let cannot = style.paint(cannot, Tone::Bad);
         let _ = writeln!(text, "{cannot} {what}: the least reachable peak is {least}{}.", self.place());
         if self.budget().is_none() {
             *text += &self.on_device_text(style);
@@ -156,6 +158,11 @@ impl PlanReport<'_> {
         place(self.trace, self.replayed.and_then(|replayed| replayed.at))
     }
 
+    /// Whether the device has not what the budget allows.
+    fn beyond_device(&self) -> bool {
+        self.on_device.is_some_and(|on| !on.decides && !on.memory.fits())
+    }
+
     /// What the step has to fit, unless it is the device.
     fn budget(&self) -> Option<Bytes> {
         (!self.on_device.is_some_and(|on| on.decides)).then_some(self.document.budget_bytes)
@@ -170,6 +177,7 @@ impl PlanReport<'_> {
         let (budget, step) = (plan.budget_bytes, plan.step_ms);
         let over = plan.peak_bytes.saturating_sub(budget);
         let fits = match over {
+            Bytes(0) if self.beyond_device() => style.paint("Within the budget with a plan", Tone::Good),
             Bytes(0) => style.paint("Fits with a plan", Tone::Good),
             over => style.paint(&format!("Does not fit with this plan, by {over}"), Tone::Bad),
         };
@@ -178,7 +186,10 @@ impl PlanReport<'_> {
         let _ = writeln!(text, "{fits}: peak {before} -> {}{of_budget}{place}.", plan.peak_bytes);
         *text += &self.on_device_text(style);
         let share = plan.recompute_ms.0 / step.0.max(f64::MIN_POSITIVE) * 100.0;
-        let quality = quality(plan);
+        let quality = match self.budget() {
+            Some(_) => quality(plan),
+            None => format!("{} with a peak of at most {budget}", quality(plan)),
+        };
         let _ = writeln!(text, "Recomputing takes {} on top of {step} ({share:.2} %); {quality}.", plan.recompute_ms);
         *text += &comparison(self.moments, budget, style);
         text.push('\n');
@@ -252,11 +263,12 @@ impl CurveReport<'_> {
     #[must_use]
     pub fn text(&self, style: Style) -> String {
         const BAR: f64 = 30.0;
+        let known = self.points.iter().any(|point| point.reserved_bytes.is_some());
         let most = self.points.iter().map(|point| point.recompute_ms.0).fold(f64::MIN_POSITIVE, f64::max);
         let mut table = Table::new([
             Column::number("budget"),
             Column::number("peak").leave_out(2),
-            Column::number("reserved").leave_out(1),
+            Column::number(if known { "reserved" } else { "" }).leave_out(1),
             Column::number("recompute"),
             Column::number("of the step"),
             Column::text("").tone(Tone::Accent).leave_out(0),

@@ -82,6 +82,7 @@ impl RehearsalReport<'_> {
             reserved: Bytes(reserved),
             context: self.context,
             usable: self.device.usable,
+            room: self.device.usable.saturating_sub(self.context),
             ranks: u64::from(self.ranks.0),
             retries: self.fits().then_some(retries),
         }

@@ -17,6 +17,7 @@ const MEMORY: Memory = Memory {
     reserved: Bytes(43 << 30),
     context: Bytes(512 << 20),
     usable: Bytes(79 << 30),
+    room: Bytes((79 << 30) - (512 << 20)),
     ranks: 1,
     retries: Some(0),
 };
@@ -164,12 +165,16 @@ fn what_the_allocator_reserves_decides_whether_the_step_fits() {
     );
     assert_eq!(
         say(Memory { retries: Some(2), ..MEMORY }),
-        "Just fits NVIDIA H100 SXM5 80GB (79.00 GiB) if PyTorch empties its cache 2 times in three steps, which takes time"
+        "Just fits NVIDIA H100 SXM5 80GB (79.00 GiB) if PyTorch empties its cache 2 times, which takes time"
     );
     let reserved = Bytes(80 << 30);
     assert_eq!(
         say(Memory { retries: None, reserved, ..MEMORY }),
         "Does not fit NVIDIA H100 SXM5 80GB: 1.50 GiB more than its 79.00 GiB"
+    );
+    assert_eq!(
+        say(Memory { retries: None, room: Bytes(40 << 30), ..MEMORY }),
+        "Does not fit NVIDIA H100 SXM5 80GB: 3.00 GiB more than the 40.00 GiB that per_process_memory_fraction allows"
     );
 }
 

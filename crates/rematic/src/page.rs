@@ -4,6 +4,7 @@ use rematic_report::{OnDevice, Origins, Page, PlanView};
 use rematic_trace::{Bytes, Verdict};
 
 use crate::error::Error;
+use crate::planning::BOTH;
 use crate::room::Found;
 use crate::study::Study;
 
@@ -91,7 +92,7 @@ impl Study {
         let (budget, Outcome { verdict, solution }) = match options.budget {
             Some(budget) => (budget, problem.exact(budget)),
             None => {
-                let Found { outcome, budget, .. } = self.for_device(problem, Problem::exact);
+                let Found { outcome, budget, .. } = self.for_device(problem, &BOTH);
                 (budget, outcome)
             }
         };

@@ -124,6 +124,13 @@ impl PlanAnswer {
         })
     }
 
+    /// The answer of a planner that knows no allocator: for a device, what is reserved decides all the same.
+    fn held_to(self, for_device: bool) -> Self {
+        let fits = self.memory.is_none_or(|memory| memory.fits());
+        let verdict = if for_device && !fits { Verdict::Infeasible } else { self.verdict };
+        PlanAnswer { verdict, ..self }
+    }
+
     fn milp_report<'a>(&'a self, milp: &'a MilpAnswer) -> MilpReport<'a> {
         MilpReport {
             trace: &self.trace,
@@ -179,6 +186,9 @@ impl CurveAnswer {
     }
 }
 
+/// The planners by the replay, the better one first.
+pub(crate) const BOTH: [Search; 2] = [Problem::exact, Problem::greedy];
+
 impl Study {
     /// Finds what to drop and recompute so that the step fits: a budget for what tensors take; or without one the device,
     /// with what PyTorch's allocator reserves for them and what is taken beside it.
@@ -187,22 +197,22 @@ impl Study {
     /// If the limits leave nothing to plan or are cancelled, or the budget is zero. The planner `milp` does not take regions
     /// as a whole, and may run out of time.
     pub fn plan(&self, planner: Planner, budget: Option<Bytes>) -> Result<PlanAnswer, Error> {
+        if budget == Some(Bytes(0)) {
+            return Err(Error::NoBudget { found: Bytes(0) });
+        }
         let for_device = budget.is_none();
         let budget = budget.unwrap_or_else(|| self.room());
-        if budget == Bytes(0) {
-            return Err(Error::NoBudget { found: budget });
-        }
-        let search: Search = match planner {
-            Planner::Exact => Problem::exact,
-            Planner::Greedy => Problem::greedy,
-            Planner::Milp(settings) => return self.milp(settings, budget),
+        let searches: &[Search] = match planner {
+            Planner::Exact => &BOTH,
+            Planner::Greedy => &BOTH[1..],
+            Planner::Milp(settings) => return Ok(self.milp(settings, budget)?.held_to(for_device)),
         };
         let problem = self.problem()?;
         let Found { outcome: Outcome { verdict, solution }, budget, memory } = self.limits.cancel.catch(|| {
             if for_device {
-                return self.for_device(problem, search);
+                return self.for_device(problem, searches);
             }
-            let outcome = search(problem, budget);
+            let outcome = (searches[0])(problem, budget);
             let memory = self.memory_under(problem, &outcome.solution.checkpoints);
             Found { outcome, budget, memory }
         })?;
@@ -213,11 +223,11 @@ impl Study {
     }
 
     /// The plan under which the step fits the device.
-    pub(crate) fn for_device(&self, problem: &Problem, search: Search) -> Found {
+    pub(crate) fn for_device(&self, problem: &Problem, searches: &[Search]) -> Found {
         if self.is_cuda() {
-            return Fitting::new(self, problem, search).find();
+            return Fitting::new(self, problem, searches).find();
         }
-        Found { outcome: search(problem, self.room()), budget: self.room(), memory: None }
+        Found { outcome: (searches[0])(problem, self.room()), budget: self.room(), memory: None }
     }
 
     /// The same answer for a larger budget, within which its plan is too.

@@ -1,11 +1,13 @@
 use rematic_plan::{Outcome, Problem, Solution};
 use rematic_report::Memory;
-use rematic_trace::{Bytes, Verdict};
+use rematic_trace::{Bytes, Millis, Verdict};
 
 use crate::study::Study;
 
-/// How often the planner is asked: the first answers find a plan that fits, the others one that costs less.
+/// How often the planners are asked: the first answers find a plan that fits, the others one that costs less.
 const QUESTIONS: usize = 12;
+/// Where no plan was found on the way down, so many budgets more are tried in between.
+const OTHERS: u64 = 8;
 /// Budgets that differ by a smaller share of the device are one.
 const SAME: u64 = 512;
 /// The share of the device by which a budget is lowered where PyTorch's cache would be emptied.
@@ -17,14 +19,17 @@ pub(crate) type Search = fn(&Problem, Bytes) -> Outcome;
 /// The plan for a device.
 ///
 /// A budget limits what tensors take. What the allocator reserves for them is more, by a share that only its simulation
-/// knows: so the planner is asked for lower and lower budgets until what is reserved fits, and then for some between.
+/// knows, and a plan with a lower peak may reserve more: so planners are asked for lower and lower budgets until what is
+/// reserved fits, and then for some between. Plans of all of them are looked at, and the cheapest that fits is taken.
 pub(crate) struct Fitting<'a> {
     study: &'a Study,
     problem: &'a Problem,
-    search: Search,
+    searches: &'a [Search],
     room: Bytes,
-    /// The cheapest plan that fits, and the budget that it was found for.
+    /// The cheapest plan that fits, with its budget.
     best: Option<(Bytes, Solution)>,
+    /// The cheapest that fits if PyTorch empties its cache.
+    just: Option<(Bytes, Solution)>,
     questions: usize,
 }
 
@@ -48,21 +53,20 @@ enum Tried {
 }
 
 impl<'a> Fitting<'a> {
-    pub(crate) fn new(study: &'a Study, problem: &'a Problem, search: Search) -> Self {
-        Fitting { study, problem, search, room: study.target.room(), best: None, questions: 0 }
+    pub(crate) fn new(study: &'a Study, problem: &'a Problem, searches: &'a [Search]) -> Self {
+        Fitting { study, problem, searches, room: study.target.room(), best: None, just: None, questions: 0 }
     }
 
-    /// The cheapest plan found under which PyTorch's allocator need not empty its cache; if there is none, the one with
-    /// the lowest peak, which fits or does not.
+    /// The cheapest plan found under which PyTorch's allocator need not empty its cache; if there is none, the cheapest
+    /// under which that is enough; else the one with the lowest peak, which does not fit.
     pub(crate) fn find(mut self) -> Found {
-        let memory = self.study.memory_under(self.problem, &[]);
-        if memory.is_none_or(|memory| memory.retries == Some(0)) {
-            let outcome = Outcome { verdict: Verdict::Fits, solution: self.problem.unplanned() };
-            return Found { outcome, budget: self.room, memory };
+        let plain = self.problem.unplanned();
+        if let Tried::Fits(_) = self.look(self.room, Outcome { verdict: Verdict::Fits, solution: plain }) {
+            return self.chosen(None);
         }
         // Tensors alone may not take more than there is, or than they do.
-        let mut budget = self.room.min(Bytes(self.problem.baseline().peak.0.saturating_sub(1)));
-        let mut above = budget;
+        let highest = self.room.min(Bytes(self.problem.baseline().peak.0.saturating_sub(1)));
+        let (mut budget, mut above) = (highest, highest);
         loop {
             match self.ask(budget) {
                 Tried::Fits(peak) => return self.narrow(peak, above),
@@ -71,10 +75,10 @@ impl<'a> Fitting<'a> {
                     budget = Bytes(budget.0.saturating_sub(bytes.0.max(self.step())));
                 }
                 Tried::Exceeds(_) => {
-                    let least = (self.search)(self.problem, Bytes(1)).solution;
-                    return self.least(least);
+                    let least = (self.searches[0])(self.problem, Bytes(1)).solution;
+                    return self.others(least, highest);
                 }
-                Tried::Least(least) => return self.least(least),
+                Tried::Least(least) => return self.others(least, highest),
             }
         }
     }
@@ -88,48 +92,81 @@ impl<'a> Fitting<'a> {
                 Tried::Exceeds(_) | Tried::Least(_) => high = between,
             }
         }
-        let (budget, best) = self.best.take().unwrap_or_else(|| (self.room, self.problem.unplanned()));
-        self.planned(budget, best)
+        self.chosen(None)
+    }
+
+    /// Looks at some plans between the lowest peak and all that there is, since one of them may reserve less.
+    fn others(mut self, least: Solution, highest: Bytes) -> Found {
+        let low = least.replayed.peak;
+        self.look(low, Outcome { verdict: Verdict::Planned, solution: least.clone() });
+        for part in 1..OTHERS {
+            let between = highest.0.saturating_sub(low.0) / OTHERS * part;
+            self.ask(Bytes(low.0.saturating_add(between)));
+        }
+        self.chosen(Some(least))
     }
 
     fn step(&self) -> u64 {
         self.room.0 / SAME
     }
 
+    /// Asks all planners for a budget; the first is the one whose answer leads on.
     fn ask(&mut self, budget: Bytes) -> Tried {
         self.questions += 1;
-        let Outcome { verdict, solution } = (self.search)(self.problem, budget);
+        let mut led = None;
+        for search in self.searches {
+            let outcome = search(self.problem, budget);
+            let tried = self.look(budget, outcome);
+            if matches!(tried, Tried::Fits(_)) {
+                led = Some(tried);
+            } else {
+                led.get_or_insert(tried);
+            }
+        }
+        led.unwrap_or(Tried::Exceeds(Bytes(0)))
+    }
+
+    /// Runs a plan through the allocator, and keeps it if it is the cheapest so far.
+    fn look(&mut self, budget: Bytes, Outcome { verdict, solution }: Outcome) -> Tried {
         let memory = self.study.memory_under(self.problem, &solution.checkpoints);
         let peak = solution.replayed.peak;
+        let cheaper = |kept: &Option<(Bytes, Solution)>| {
+            kept.as_ref().is_none_or(|(_, kept)| solution.replayed.recompute < kept.replayed.recompute)
+        };
         match memory.map(|memory| (memory.retries, memory.reserved)) {
             None | Some((Some(0), _)) => {
-                let cheaper = |(_, best): &(Bytes, Solution)| solution.replayed.recompute < best.replayed.recompute;
-                if self.best.as_ref().is_none_or(cheaper) {
+                if cheaper(&self.best) {
                     self.best = Some((peak.max(budget), solution));
                 }
                 Tried::Fits(peak.min(budget))
             }
-            _ if verdict == Verdict::Infeasible => Tried::Least(solution),
-            // What it would reserve if the cache were not emptied is not known.
-            Some((Some(_), _)) => Tried::Exceeds(Bytes(self.room.0 / EMPTIED)),
+            Some((Some(_), _)) => {
+                if cheaper(&self.just) {
+                    self.just = Some((peak.max(budget), solution));
+                }
+                // What it would reserve if the cache were not emptied is not known.
+                Tried::Exceeds(Bytes(self.room.0 / EMPTIED))
+            }
+            Some((None, _)) if verdict == Verdict::Infeasible => Tried::Least(solution),
             Some((None, reserved)) => Tried::Exceeds(reserved.saturating_sub(self.room)),
         }
     }
 
-    /// The plan with the lowest peak, if none fits without the cache being emptied.
-    fn least(self, least: Solution) -> Found {
-        match self.study.memory_under(self.problem, &least.checkpoints) {
-            Some(memory) if !memory.fits() => {
-                let outcome = Outcome { verdict: Verdict::Infeasible, solution: least };
-                Found { outcome, budget: self.room, memory: Some(memory) }
-            }
-            _ => self.planned(least.replayed.peak, least),
+    /// What was found, or else the plan with the lowest peak.
+    fn chosen(self, least: Option<Solution>) -> Found {
+        if let Some((budget, solution)) = self.best.or(self.just) {
+            let memory = self.study.memory_under(self.problem, &solution.checkpoints);
+            let verdict = if solution.checkpoints.is_empty() { Verdict::Fits } else { Verdict::Planned };
+            let bound = match verdict {
+                Verdict::Planned => self.problem.lower_bound(budget).unwrap_or(Millis(0.0)),
+                _ => Millis(0.0),
+            };
+            let lower_bound = Millis(bound.0.min(solution.replayed.recompute.0));
+            let solution = Solution { lower_bound, ..solution };
+            return Found { outcome: Outcome { verdict, solution }, budget, memory };
         }
-    }
-
-    fn planned(self, budget: Bytes, solution: Solution) -> Found {
+        let solution = least.unwrap_or_else(|| self.problem.unplanned());
         let memory = self.study.memory_under(self.problem, &solution.checkpoints);
-        let verdict = if solution.checkpoints.is_empty() { Verdict::Fits } else { Verdict::Planned };
-        Found { outcome: Outcome { verdict, solution }, budget, memory }
+        Found { outcome: Outcome { verdict: Verdict::Infeasible, solution }, budget: self.room, memory }
     }
 }

@@ -119,23 +119,28 @@ impl Target {
     /// As [`Target::memory`], for the step as it is scheduled.
     pub(crate) fn memory_of(&self, trace: &StepTrace, schedule: &Schedule<'_>, scratch: &Scratch) -> Memory {
         let (context, usable) = (context(self.ranks), self.device.usable);
-        let on =
-            |memory: Bytes| Reserved::new(trace, schedule, self.settings.clone(), Card::with_memory(memory.0), scratch);
-        let (found, fits) = match on(self.room()) {
+        let card = Card { taken: context.0, ..Card::with_memory(usable.0) };
+        let (found, fits) = match Reserved::new(trace, schedule, self.settings.clone(), card, scratch) {
             Ok(found) => (Some(found), true),
-            Err(_) => (on(UNLIMITED).ok(), false),
+            Err(_) => {
+                let settings = Settings { memory_fraction: 1.0, ..self.settings.clone() };
+                let found = Reserved::new(trace, schedule, settings, Card::with_memory(UNLIMITED.0), scratch);
+                (found.ok(), false)
+            }
         };
         let (allocated, reserved, retries) = found.map_or((u64::MAX, u64::MAX, 0), |found| {
             (found.counters.allocated.peak, found.counters.reserved.peak, found.counters.retries)
         });
         let (allocated, reserved) = (Bytes(allocated), Bytes(reserved));
-        Memory { allocated, reserved, context, usable, ranks: self.ranks, retries: fits.then_some(retries) }
+        let (room, ranks) = (self.room(), self.ranks);
+        Memory { allocated, reserved, context, usable, room, ranks, retries: fits.then_some(retries) }
     }
 
-    /// What of the device is left for PyTorch's allocator.
+    /// What of the device is left for PyTorch's allocator, or what it is allowed of it.
     #[must_use]
     pub fn room(&self) -> Bytes {
-        self.device.usable.saturating_sub(context(self.ranks))
+        let left = self.device.usable.saturating_sub(context(self.ranks));
+        self.settings.allowed_bytes(self.device.usable.0).map_or(left, |allowed| left.min(Bytes(allowed)))
     }
 
     /// How the step's memory is rounded: as asked for, or else as the step itself says.

@@ -46,7 +46,8 @@ const figures = () => {
     parts.push(figure("reserved", bytes(memory.reserved_bytes),
       `by PyTorch's allocator, of which ${bytes(memory.allocated_bytes)} are handed out at most`, memory.reserved_bytes),
     figure("on the device", bytes(taken), `with ${bytes(memory.context_bytes)} for the CUDA context, of ${bytes(memory.usable_bytes)}: `
-      + (data.fits ? `${bytes(Math.max(left, 0))} to spare` : `${bytes(Math.max(-left, 0))} too much`), taken));
+      + (!data.fits ? `${bytes(Math.max(-left, 0))} too much`
+        : memory.retries ? `just enough if PyTorch empties its cache, which takes time` : `${bytes(Math.max(left, 0))} to spare`), taken));
   }
   if (!data.for_device) parts.push(figure("budget", bytes(own.budget_bytes), `${data.device} has ${bytes(data.device_bytes)}`, own.budget_bytes));
   parts.push(
