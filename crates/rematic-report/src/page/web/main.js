@@ -18,7 +18,7 @@ const verdict = () => {
   const way = [sized(data.baseline_peak_bytes), " to ", sized(own.peak_bytes),
     `; recomputing takes ${millis(own.recompute_ms)} on top of ${millis(data.step_ms)} (${share})`];
   return fits
-    ? [element("strong", { class: "good" }, "Fits with a plan"), " into ", budget(), ". The peak goes from ", ...way, `; ${own.quality}.`]
+    ? [element("strong", { class: "good" }, "Fits with a plan"), " into ", budget(), ". The peak goes from ", ...way, `; ${own.quality}${data.for_device ? " with that peak" : ""}.`]
     : [element("strong", { class: "bad" }, "Does not fit"), " into ", budget(), ". ", ...(own.regions.length
       ? ["With the plan that goes lowest, the peak goes from ", ...way, "."]
       : ["Recomputation does not lower the peak, ", sized(own.peak_bytes), "."])];
@@ -45,7 +45,7 @@ const figures = () => {
     const left = memory.usable_bytes - taken;
     parts.push(figure("reserved", bytes(memory.reserved_bytes),
       `by PyTorch's allocator, of which ${bytes(memory.allocated_bytes)} are handed out at most`, memory.reserved_bytes),
-    figure("on the device", bytes(taken), `with ${bytes(memory.context_bytes)} for the CUDA context, of ${bytes(memory.usable_bytes)}: `
+    figure("on the device", bytes(taken), `with ${bytes(memory.context_bytes)} for the CUDA context and libraries, of ${bytes(memory.usable_bytes)}: `
       + (!data.fits ? `${bytes(Math.max(-left, 0))} too much`
         : memory.retries ? `just enough if PyTorch empties its cache, which takes time` : `${bytes(Math.max(left, 0))} to spare`), taken));
   }
