@@ -107,6 +107,11 @@ impl Frame {
         self.file.ends_with(place) || self.file.contains(place)
     }
 
+    /// Whether it is only passed through on the way to a forward. A module that `torch.compile` returned has nothing else.
+    fn is_way_to_forward(&self) -> bool {
+        self.is_in("nn/modules/module.py") || self.is_in("torch/_dynamo/")
+    }
+
     fn is_module_call(&self) -> bool {
         &*self.function == "_call_impl" && self.is_in("nn/modules/module.py")
     }
@@ -242,8 +247,8 @@ fn module_calls<'a>(frames: &[&'a Frame]) -> Vec<&'a Frame> {
     let mut inner = 0;
     for (at, frame) in frames.iter().enumerate() {
         if frame.is_module_call() {
-            let between = &frames[inner..at];
-            let forward = between.iter().rfind(|frame| &*frame.function == "forward").or(between.last());
+            let between = || frames[inner..at].iter().filter(|frame| !frame.is_way_to_forward());
+            let forward = between().rfind(|frame| &*frame.function == "forward").or(between().next_back());
             calls.extend(forward.copied());
             inner = at + 1;
         }
@@ -344,6 +349,25 @@ mod tests {
             assert_eq!(backward.line, "backward, on autograd's thread", "{cache}");
             assert_eq!((backward.part, backward.user), (Part::Backward, None), "{cache}");
         }
+    }
+
+    /// The module that `torch.compile` returns calls the one that it was given.
+    #[test]
+    fn a_compiled_modules_wrapper_is_no_module() {
+        let torch = "/venv/lib/python3.13/site-packages/torch";
+        let module = |line, function| frame(&format!("{torch}/nn/modules/module.py"), line, function);
+        let mut frames = forward();
+        frames.insert(1, module(1841, "inner"));
+        let way = [
+            module(1787, "_wrapped_call_impl"),
+            frame(&format!("{torch}/_dynamo/eval_frame.py"), 1265, "compile_wrapper"),
+            module(1841, "inner"),
+            module(1893, "_call_impl"),
+        ];
+        frames.splice(3..3, way);
+        let found = source(frames);
+        assert_eq!((found.module.as_str(), found.called.as_str()), ("train.py:18", ""));
+        assert_eq!((found.line.as_str(), found.part), ("train.py:18 forward", Part::Forward));
     }
 
     #[test]
