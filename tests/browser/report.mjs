@@ -6,6 +6,7 @@ import { mkdirSync, readFileSync, statSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
+import { fileURLToPath } from "node:url";
 
 const { chromium } = createRequire(join(process.env.PLAYWRIGHT, "index.js"))("playwright-core");
 const { RUST_BINARY: rematic, REPORTS: directory, SCREENSHOTS: screenshots } = process.env;
@@ -331,6 +332,60 @@ test("large reports stay small and quick", async () => {
     return slowest;
   });
   assert.ok(slowest < 400, `${slowest} ms`);
+  await close(page);
+});
+
+// A recorded snapshot, unpacked.
+const snapshot = (name) => {
+  const packed = fileURLToPath(new URL(`../../crates/rematic-snapshot/tests/snapshots/${name}.pickle.zst`, import.meta.url));
+  const file = join(directory, `${name}.pickle`);
+  execFileSync("zstd", ["-q", "-d", "-f", packed, "-o", file]);
+  return file;
+};
+
+// How many colours a canvas shows, and the share of it that is painted.
+const painted = (page, id) => page.locator(`#${id}`).evaluate(async (canvas) => {
+  await new Promise(requestAnimationFrame);
+  await new Promise(requestAnimationFrame);
+  const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+  const set = pixels.filter((pixel) => pixel >>> 24);
+  return { colors: new Set(set).size, share: set.length / pixels.length };
+});
+
+test("a snapshot's page draws memory over time and the segments", async () => {
+  for (const name of ["runs-out", "fragments", "step"]) {
+    const file = snapshot(name);
+    const told = json("explain", file);
+    const page = await open(report(`snapshot-${name}`, file));
+    assert.equal(await figure(page, "allocated"), told.moment.allocated_bytes);
+    assert.equal(await figure(page, "reserved"), told.moment.reserved_bytes);
+    assert.equal(await figure(page, "highest-reserved"), told.reserved_peak_bytes);
+    assert.match(await page.locator("#verdict").innerText(), told.failure ? /^Out of memory: / : /^The peak: /);
+    const settings = await page.locator("#trials tbody tr td:first-child, #trials tbody tr th").allInnerTexts();
+    assert.deepEqual(settings, told.trials.map((trial) => trial.settings));
+    for (const id of ["time", "map"]) {
+      const { colors, share } = await painted(page, id);
+      assert.ok(colors > 1 && share > 0.02, `${name}, ${id}: ${colors} colours on ${share} of it`);
+    }
+    // Both are read with the keyboard, and with the mouse.
+    await page.locator("#time").focus();
+    await page.keyboard.press("ArrowLeft");
+    assert.match(await page.locator("#time-detail").innerText(), /^After event [\d,]+: .* allocated, .* reserved\.$/);
+    await page.locator("#map").hover({ position: { x: 1, y: 1 } });
+    assert.match(await page.locator("#map-detail").innerText(), /segment.*, stream 0: /);
+    const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    assert.ok(overflow <= 0, `${name} is ${overflow} px too wide`);
+    await close(page);
+  }
+});
+
+test("a snapshot whose settings are not modelled says that none were tried", async () => {
+  const file = snapshot("expandable");
+  const changed = readFileSync(file, "latin1").replace("expandable_segments:True", "backend:cudaMallocAsync,");
+  writeFileSync(file, changed, "latin1");
+  const page = await open(report("snapshot-async", file));
+  assert.equal(await page.locator("#trials-section").isVisible(), false);
+  assert.match(await page.locator("#basis").innerText(), /So no other settings can be tried\./);
   await close(page);
 });
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use rematic_allocator::Settings;
+use rematic_allocator::{Settings, SettingsError};
 
 use crate::error::ContentError;
 use crate::field::Field;
@@ -245,7 +245,9 @@ fn recorded(field: &Field<'_>) -> Result<Recorded, ContentError> {
             break;
         }
     }
-    let (mut settings, mut unread) = match text.parse::<Settings>() {
+    let read = text.parse::<Settings>();
+    let by_driver = matches!(read, Err(SettingsError::DriverBackend));
+    let (mut settings, mut unread) = match read {
         Ok(settings) => (settings, None),
         Err(error) => (Settings::default(), Some(error.to_string())),
     };
@@ -265,7 +267,7 @@ fn recorded(field: &Field<'_>) -> Result<Recorded, ContentError> {
             None => {}
         }
     }
-    Ok(Recorded { text, settings, unread })
+    Ok(Recorded { text, settings, unread, by_driver })
 }
 
 /// The steps for each power of two, as a setting; none where there are no steps at all.

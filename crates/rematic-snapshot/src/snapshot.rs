@@ -133,6 +133,8 @@ pub struct Recorded {
     pub settings: Settings,
     /// Why some of them could not be read.
     pub unread: Option<String>,
+    /// Whether the driver placed the blocks (`backend:cudaMallocAsync`), so that no setting of the allocator says where.
+    pub by_driver: bool,
 }
 
 /// A memory snapshot.

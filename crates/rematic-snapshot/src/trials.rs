@@ -11,6 +11,9 @@ use crate::snapshot::Recorded;
 /// What all trials together may take, in free blocks that are moved: two seconds, where nothing else runs.
 const BUDGET: u64 = 800_000_000;
 
+const COLLECT: &str = "garbage_collection_threshold:0.8";
+const COLLECT_WITH_FRACTION: &str = "garbage_collection_threshold:0.8,per_process_memory_fraction:0.99";
+
 /// With what a trial begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -76,21 +79,28 @@ impl Trials {
     pub(crate) fn new(requests: &Requests, recorded: &Recorded, capacity: Option<u64>) -> Self {
         let mut bench = Bench { requests, capacity, left: BUDGET };
         let mut trials = Trials::default();
+        if recorded.by_driver {
+            return trials;
+        }
         let starts_empty = requests.before.is_empty() && requests.segments.is_empty();
         let start = if starts_empty { Start::Empty } else { Start::AsRecorded };
         match bench.rerun(&recorded.settings, start) {
             Ok(ran) => trials.rerun = Some(Rerun::new(requests, &ran)),
             Err(_) => trials.left_out = true,
         }
+        // What was not read may be what placed the blocks; it was not where they lie the same without it.
+        if recorded.unread.is_some() && !trials.rerun.as_ref().is_some_and(|rerun| rerun.reproduced) {
+            return trials;
+        }
         let start = if starts_empty { Start::Empty } else { Start::Packed };
         let mut best: Vec<(usize, Trial)> = Vec::new();
         for change in changes(&recorded.settings) {
-            let text = if recorded.text.is_empty() || recorded.unread.is_some() {
-                change.text.clone()
-            } else {
-                format!("{},{}", recorded.text, change.text)
-            };
+            let text = replaced(&recorded.text, &change.text);
             let Ok(settings) = changed(&recorded.settings, &change.text) else { continue };
+            let is_refused = recorded.unread.is_none() && text.parse::<Settings>().is_err();
+            if settings == recorded.settings || is_refused {
+                continue;
+            }
             match bench.trial(&settings, text, start) {
                 Ok(trial) => match best.iter_mut().find(|(kind, _)| *kind == change.kind) {
                     Some((_, known)) if rank(&trial) < rank(known) => *known = trial,
@@ -131,7 +141,7 @@ fn changes(settings: &Settings) -> Vec<Change> {
         add(0, "expandable_segments:True");
         add(1, "max_split_size_mb:256");
         // Without a fraction, torch does not look at the threshold.
-        add(2, "garbage_collection_threshold:0.8,per_process_memory_fraction:0.99");
+        add(2, if settings.memory_fraction < 1.0 { COLLECT } else { COLLECT_WITH_FRACTION });
         add(3, "roundup_power2_divisions:8");
         for size in ["512", "128", "64", "32"] {
             add(1, &format!("max_split_size_mb:{size}"));
@@ -141,6 +151,33 @@ fn changes(settings: &Settings) -> Vec<Change> {
         add(3, &format!("roundup_power2_divisions:{divisions}"));
     }
     changes
+}
+
+/// The text of the recorded settings with a change in place of what it says about the same keys.
+fn replaced(recorded: &str, change: &str) -> String {
+    let key = |setting: &str| setting.split(':').next().unwrap_or("").trim().to_owned();
+    let changed: Vec<String> = top_level(change).iter().map(|setting| key(setting)).collect();
+    let settings = top_level(recorded);
+    // Torch takes `a,b` as `a:b`. What is written so is left, and the change stands last, where it has the last word.
+    let is_plain = settings.iter().all(|setting| setting.contains(':'));
+    let mut kept: Vec<&str> =
+        settings.into_iter().filter(|setting| !is_plain || !changed.contains(&key(setting))).collect();
+    kept.push(change);
+    kept.join(",")
+}
+
+/// The settings of a text, which commas part; those in brackets are of one setting.
+fn top_level(text: &str) -> Vec<&str> {
+    let mut depth = 0_usize;
+    let is_end = |sign: char| {
+        match sign {
+            '[' => depth += 1,
+            ']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        sign == ',' && depth == 0
+    };
+    text.split(is_end).map(str::trim).filter(|setting| !setting.is_empty()).collect()
 }
 
 /// The recorded settings with a change, which has the last word.
@@ -195,5 +232,52 @@ impl Bench<'_> {
             }
         };
         Ok(Trial { settings: text, reserved_bytes: Bytes(reserved), outcome, start })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_stands_for_what_was_said_of_its_keys() {
+        for (recorded, change, expected) in [
+            ("", "expandable_segments:True", "expandable_segments:True"),
+            ("expandable_segments:True", "expandable_segments:False", "expandable_segments:False"),
+            (
+                "expandable_segments:True, max_split_size_mb:64,",
+                "expandable_segments:False",
+                "max_split_size_mb:64,expandable_segments:False",
+            ),
+            (
+                "roundup_power2_divisions:[64:2,>:8],backend:native",
+                "roundup_power2_divisions:4",
+                "backend:native,roundup_power2_divisions:4",
+            ),
+            (
+                "per_process_memory_fraction:1.0,garbage_collection_threshold:0.5,max_split_size_mb:64",
+                COLLECT_WITH_FRACTION,
+                "max_split_size_mb:64,garbage_collection_threshold:0.8,per_process_memory_fraction:0.99",
+            ),
+            (
+                "expandable_segments,True",
+                "expandable_segments:False",
+                "expandable_segments,True,expandable_segments:False",
+            ),
+        ] {
+            assert_eq!(replaced(recorded, change), expected, "{recorded:?}");
+            let meant = changed(&recorded.parse().unwrap(), change).unwrap();
+            assert_eq!(expected.parse::<Settings>().unwrap(), meant, "{recorded:?}");
+        }
+    }
+
+    #[test]
+    fn a_fraction_that_was_set_stays() {
+        let settings: Settings = "per_process_memory_fraction:0.5".parse().unwrap();
+        let collects = changes(&settings).into_iter().find(|change| change.kind == 2).unwrap();
+        assert_eq!(
+            replaced("per_process_memory_fraction:0.5", &collects.text),
+            "per_process_memory_fraction:0.5,garbage_collection_threshold:0.8"
+        );
     }
 }

@@ -90,3 +90,53 @@ fn what_was_freed_and_never_made_was_there_before() {
     assert_eq!(story.part(Part::Before), Bytes(3 << 20));
     assert_eq!(story.allocated_peak_bytes, Bytes(5 << 20));
 }
+
+/// Two blocks in a segment, as the recorded settings would have them or not.
+fn under(settings: &'static str, first_segment: i128) -> Story {
+    let events = vec![
+        event("segment_alloc", 64 * MIB, first_segment),
+        event("alloc", 64 * MIB, 3 * MIB),
+        event("alloc", 67 * MIB, 4 * MIB),
+    ];
+    let blocks = vec![
+        block(64 * MIB, 3 * MIB, "active_allocated"),
+        block(67 * MIB, 4 * MIB, "active_allocated"),
+        block(71 * MIB, first_segment - 7 * MIB, "inactive"),
+    ];
+    let settings = Dict(vec![("PYTORCH_CUDA_ALLOC_CONF", Text(settings))]);
+    story(&Dict(vec![
+        ("segments", List(vec![segment(64 * MIB, first_segment, blocks)])),
+        ("device_traces", List(vec![List(events)])),
+        ("allocator_settings", settings),
+    ]))
+}
+
+#[test]
+fn nothing_is_tried_where_the_driver_places_blocks() {
+    let story = under("backend:cudaMallocAsync", 20 * MIB);
+    assert_eq!((story.trials.len(), story.rerun, story.trials_left_out), (0, None, false));
+    assert!(story.settings_unread.unwrap().starts_with("backend:cudaMallocAsync is not modelled"));
+}
+
+/// A setting of a later version is kept, and does no harm where the requests lead to the recorded segments without it.
+#[test]
+fn settings_that_are_not_known_are_no_harm_if_the_record_is_made_again() {
+    let harmless = under("later:1,max_split_size_mb:512", 20 * MIB);
+    assert!(harmless.settings_unread.is_some() && harmless.rerun.unwrap().reproduced);
+    assert!(
+        harmless.trials.iter().any(|trial| trial.settings == "later:1,max_split_size_mb:512,expandable_segments:True"),
+        "{:?}",
+        harmless.trials
+    );
+    let other = under("later:1,max_split_size_mb:512", 24 * MIB);
+    assert!(!other.rerun.unwrap().reproduced);
+    assert_eq!(other.trials, []);
+}
+
+#[test]
+fn a_setting_is_not_tried_against_itself() {
+    let found = under("roundup_power2_divisions:8", 20 * MIB).trials;
+    assert!(found.iter().all(|trial| !trial.settings.contains("divisions:8,roundup_power2_divisions")), "{found:?}");
+    assert!(found.iter().all(|trial| trial.settings != "roundup_power2_divisions:8"), "{found:?}");
+    assert!(found.iter().any(|trial| trial.settings.starts_with("roundup_power2_divisions:")), "{found:?}");
+}

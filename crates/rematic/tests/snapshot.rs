@@ -61,7 +61,9 @@ Fragmentation:
     assert!(
         text.ends_with(
             "The record has 49 events and begins with the first request of the process.\n\
-             Made again with the recorded settings, the requests lead to the same 7 calls of the driver.\n"
+             Made again with the recorded settings, the requests lead to the same 7 calls of the driver.\n\
+             Of settings that run out, what they reserve is what they would reserve on a device without that\n\
+             limit.\n"
         ),
         "{text}"
     );
@@ -77,6 +79,67 @@ fn json_has_the_whole_story() {
     assert_eq!(story["rerun"]["reproduced"], true);
     assert!(story["moment"]["groups"][0]["stack"].as_array().unwrap().len() > 2);
     assert!(story["trials"].as_array().unwrap().iter().any(|trial| trial["outcome"] == "saved"));
+}
+
+/// Without line breaks, which depend on the width.
+fn flat(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn settings_are_shown_with_the_most_that_they_reserve() {
+    let (place, _) = with_snapshot("expandable");
+    let text = said(&place, &["explain", "snapshot.pickle"]);
+    let (_, table) = text.split_once(" with other settings").unwrap();
+    let rows: Vec<String> = table.lines().take_while(|line| !line.is_empty()).map(flat).collect();
+    assert_eq!(rows[0], "reserves at most", "{text}");
+    assert!(rows[1].starts_with("as it was: expandable_segments:True ") && rows[1].ends_with(" as recorded"), "{text}");
+    assert!(rows.iter().any(|row| row.starts_with("expandable_segments:False ")), "{text}");
+    assert_eq!(table.matches("expandable_segments:True,expandable_segments:False").count(), 0, "{text}");
+}
+
+#[test]
+fn settings_that_are_not_modelled_are_not_tried() {
+    let (place, path) = with_snapshot("expandable");
+    let (old, new) = (b"expandable_segments:True", b"backend:cudaMallocAsync,");
+    let mut bytes = fs::read(&path).unwrap();
+    let at = bytes.windows(old.len()).position(|found| found == old).unwrap();
+    bytes[at..at + old.len()].copy_from_slice(new);
+    fs::write(&path, bytes).unwrap();
+    let text = said(&place, &["explain", "snapshot.pickle"]);
+    assert!(!text.contains("with other settings") && !text.contains("Made again"), "{text}");
+    assert!(
+        flat(&text).contains(
+            "The recorded settings could not all be read: backend:cudaMallocAsync is not modelled: the driver decides \
+             there what is reserved."
+        ),
+        "{text}"
+    );
+    assert!(flat(&text).ends_with("So no other settings can be tried."), "{text}");
+}
+
+#[test]
+fn what_runs_out_is_said_once_and_whole() {
+    let (place, _) = with_snapshot("runs-out");
+    let text = said(&place, &["explain", "snapshot.pickle"]);
+    let rows: Vec<&str> = text.lines().filter(|line| line.contains(" runs out")).collect();
+    assert!(!rows.is_empty() && rows.iter().all(|row| row.ends_with("  runs out at the same request")), "{text}");
+    assert!(
+        flat(&text).contains(
+            "Of settings that run out, what they reserve is what they would reserve on a device without that limit."
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn other_gpus_are_named_with_their_option() {
+    let (place, _) = with_snapshot("two-gpus");
+    let text = said(&place, &["explain", "snapshot.pickle"]);
+    assert!(text.contains("The snapshot also has GPU 0; see it with --gpu 0.\n"), "{text}");
+    let text = said(&place, &["explain", "snapshot.pickle", "--gpu", "0"]);
+    assert!(text.contains("The snapshot also has GPU 1; see it with --gpu 1.\n"), "{text}");
+    assert!(text.contains("the same call of the driver") && !text.contains(" 1 calls"), "{text}");
 }
 
 /// A snapshot is known by what is in it.

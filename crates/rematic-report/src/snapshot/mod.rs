@@ -189,19 +189,18 @@ impl SnapshotReport<'_> {
         }
         let mut table = Table::new([
             Column::text("with other settings").shorten(Shorten::Word, 36),
-            Column::number("reserves"),
+            Column::number("reserves at most"),
             Column::text("").shorten(Shorten::End, LINE),
         ]);
-        let recorded =
-            if self.story.settings.is_empty() { "as it was: torch's defaults" } else { &self.story.settings };
+        let recorded = if self.story.settings.is_empty() { "torch's defaults" } else { &self.story.settings };
         let ended = if self.story.failure.is_some() { "ran out" } else { "as recorded" };
-        table.row([recorded.to_owned(), self.story.reserved_peak_bytes.to_string(), ended.to_owned()]);
+        table.row([format!("as it was: {recorded}"), self.story.reserved_peak_bytes.to_string(), ended.to_owned()]);
         for trial in &self.story.trials {
             let outcome = match trial.outcome {
                 Outcome::Runs => "",
                 Outcome::Saved => "would have met the request that failed",
-                Outcome::RunsOut => "runs out at the same request; without a limit it would reserve this",
-                Outcome::RunsOutBefore => "runs out before; without a limit it would reserve this",
+                Outcome::RunsOut => "runs out at the same request",
+                Outcome::RunsOutBefore => "runs out before",
             };
             table.row([trial.settings.clone(), trial.reserved_bytes.to_string(), outcome.to_owned()]);
         }
@@ -278,15 +277,22 @@ impl SnapshotReport<'_> {
         lines.push(if record.complete {
             format!("The record has {} events and begins with the first request of the process.", record.events)
         } else {
+            let blocks = if record.before_count == 1 { "block" } else { "blocks" };
+            let were = if record.before_count == 1 { "was" } else { "were" };
             format!(
-                "The record has {} events and begins later: {} blocks ({}) were there before, of which it knows no more.",
+                "The record has {} events and begins later: {} {blocks} ({}) {were} there before, of which it knows no \
+                 more.",
                 record.events, record.before_count, record.before_bytes
             )
         });
         match &self.story.rerun {
             Some(rerun) if rerun.reproduced => lines.push(format!(
-                "Made again with the recorded settings, the requests lead to the same {} calls of the driver.",
-                rerun.driver_calls
+                "Made again with the recorded settings, the requests lead to {} of the driver.",
+                match rerun.driver_calls {
+                    0 => "no call, as it was,".to_owned(),
+                    1 => "the same call".to_owned(),
+                    calls => format!("the same {calls} calls"),
+                }
             )),
             Some(rerun) => lines.push(format!(
                 "Made again with the recorded settings, the requests lead to other calls of the driver after {} of {} \
@@ -298,6 +304,13 @@ impl SnapshotReport<'_> {
         if self.story.trials.iter().any(|trial| trial.start == Start::Packed) {
             lines.push(
                 "Other settings are tried with the blocks from before placed anew, one behind the other.".to_owned(),
+            );
+        }
+        let runs_out = |outcome: Outcome| matches!(outcome, Outcome::RunsOut | Outcome::RunsOutBefore);
+        if self.story.trials.iter().any(|trial| runs_out(trial.outcome)) {
+            lines.push(
+                "Of settings that run out, what they reserve is what they would reserve on a device without that limit."
+                    .to_owned(),
             );
         }
         if self.story.trials_left_out {
@@ -313,7 +326,8 @@ impl SnapshotReport<'_> {
             ));
         }
         if let Some(unread) = &self.story.settings_unread {
-            lines.push(format!("The recorded settings could not all be read: {unread}"));
+            let nothing = if self.story.trials.is_empty() { " So no other settings can be tried." } else { "" };
+            lines.push(format!("The recorded settings could not all be read: {unread}{nothing}"));
         }
         if let Some(others) = self.other_devices() {
             lines.push(others);
@@ -322,9 +336,15 @@ impl SnapshotReport<'_> {
     }
 
     fn other_devices(&self) -> Option<String> {
-        let others: Vec<String> =
-            self.story.devices.iter().filter(|device| **device != self.story.device).map(ToString::to_string).collect();
-        (!others.is_empty()).then(|| format!("The snapshot also has GPU {}; see it with --gpu.", others.join(", ")))
+        let others = || self.story.devices.iter().filter(|device| **device != self.story.device);
+        let numbers: Vec<String> = others().map(ToString::to_string).collect();
+        let options: Vec<String> = others().map(|device| format!("--gpu {device}")).collect();
+        let (numbers, seen) = match numbers.as_slice() {
+            [] => return None,
+            [one] => (format!("GPU {one}"), "it"),
+            several => (format!("GPUs {}", several.join(", ")), "them"),
+        };
+        Some(format!("The snapshot also has {numbers}; see {seen} with {}.", options.join(" or ")))
     }
 }
 

@@ -12,7 +12,8 @@ const verdict = () => {
   if (failure) {
     return [element("strong", { class: "bad" }, "Out of memory"), ": ", sized(failure.wanted_bytes),
       ` were asked for by ${failure.line}, and the device had `, sized(failure.device_free_bytes), " left. ",
-      saved ? `With ${saved.settings} the request would have been met.` : "None of the settings that were tried would have met the request."];
+      saved ? `With ${saved.settings} the request would have been met.`
+        : story.trials.length ? "None of the settings that were tried would have met the request." : "No other settings were tried."];
   }
   return [element("strong", null, moment.kind === "peak" ? "The peak" : "When the snapshot was taken"), ": ", sized(moment.allocated_bytes), " were allocated."];
 };
@@ -31,7 +32,7 @@ const figures = () => {
 
 const OUTCOMES = {
   runs: "", saved: "would have met the request that failed",
-  runs_out: "runs out at the same request; this is without a limit", runs_out_before: "runs out before; this is without a limit",
+  runs_out: "runs out at the same request", runs_out_before: "runs out before",
 };
 
 const describe = (segment, block) => {
@@ -71,7 +72,7 @@ byId("pinned").append(table("Segments that are partly empty, and what keeps them
   fragmentation.pinned.map((segment) => [bytes(segment.free_bytes), bytes(segment.bytes), count(segment.live),
     segment.blocks.map((block) => `${bytes(block.bytes)} ${block.line}`).join("; ")])));
 byId("trials").append(table("The recorded requests under other settings",
-  [["PYTORCH_CUDA_ALLOC_CONF"], ["reserves", "number"], [""]],
+  [["PYTORCH_CUDA_ALLOC_CONF"], ["reserves at most", "number"], [""]],
   story.trials.map((trial) => [trial.settings, [bytes(trial.reserved_bytes), null, trial.reserved_bytes], OUTCOMES[trial.outcome]])));
 byId("basis").append(...[...data.advice, `Made by Rematic ${data.version}.`].map((text) => element("li", null, text)));
 
