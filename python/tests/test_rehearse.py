@@ -103,6 +103,66 @@ def test_a_script_that_runs_out_ends_with_3_and_names_its_line_and_module(tmp_pa
     assert snapshot["segments"] and snapshot["device_traces"]
 
 
+STEPS = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.zeros(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+CAUGHT = """
+import torch
+size = 1 << 40
+for _ in range(25):
+    try:
+        torch.zeros(size, device="cuda")
+    except torch.OutOfMemoryError:
+        pass
+kept = torch.zeros(1 << 20, device="cuda")
+"""
+
+
+def test_a_script_that_looks_for_torch_before_it_imports_it_is_watched(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text('import importlib.util\nassert importlib.util.find_spec("torch")\n' + STEPS)
+    code, found = answer(script=script)
+    assert code == 0 and found["steps"] == 3
+
+
+def test_a_script_that_catches_it_and_ends_well_fits(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(CAUGHT)
+    code, out, _ = rehearse(script=script)
+    assert code == 0
+    # All are counted; none of them is an attempt that helped.
+    assert out.splitlines()[1].startswith("Fits ")
+    assert "It ran out of memory 25 times on the way, which the script caught: it last asked for 4.00 TiB at" in out
+    script.write_text(CAUGHT + "raise SystemExit(1)")
+    assert rehearse(script=script)[0] == 3
+
+
+@pytest.mark.parametrize("option", ["--snapshot", "-o"])
+def test_files_that_cannot_be_written_are_refused_before_the_run(tmp_path, option):
+    script, path = tmp_path / "script.py", tmp_path / "no" / "file"
+    script.write_text("print('it ran')")
+    code, out, error = rehearse(option, str(path), script=script)
+    assert (code, out) == (2, "") and "it ran" not in error
+    assert f"cannot write {path}: No such file or directory" in error
+
+
+def test_a_python_without_the_runtime_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import os, sys
+if os.environ.pop("LD_PRELOAD", None):
+    os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv])
+{STEPS}""")
+    code, out, error = rehearse(script=script)
+    assert (code, out) == (2, "")
+    assert "the runtime of the rehearsal was not loaded: LD_PRELOAD was changed on the way to Python" in error
+
+
 def test_settings_of_the_allocator_reach_it():
     options = ("--device", "a100-80", "--alloc-conf", "expandable_segments:True")
     _, found = answer(*options, script=SCRIPTS / "step.py", arguments=["seed"])
