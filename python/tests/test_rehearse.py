@@ -137,7 +137,7 @@ def test_a_script_that_catches_it_and_ends_well_fits(tmp_path):
     assert code == 0
     # All are counted; none of them is an attempt that helped.
     assert out.splitlines()[1].startswith("Fits ")
-    assert "It ran out of memory 25 times on the way, which the script caught: it last asked for 4.00 TiB at" in out
+    assert "It ran out of memory 25 times on the way, which the script caught: it last asked for 4.00 TiB at" in " ".join(out.split())
     script.write_text(CAUGHT + "raise SystemExit(1)")
     assert rehearse(script=script)[0] == 3
 
@@ -149,6 +149,34 @@ def test_files_that_cannot_be_written_are_refused_before_the_run(tmp_path, optio
     code, out, error = rehearse(option, str(path), script=script)
     assert (code, out) == (2, "") and "it ran" not in error
     assert f"cannot write {path}: No such file or directory" in error
+
+
+def test_a_child_or_a_thread_that_runs_out_is_not_a_script_that_went_on(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import multiprocessing, sys, threading, torch
+
+def work():
+    torch.zeros(1 << 40, device="cuda")
+
+if __name__ == "__main__":
+    kind = threading.Thread if sys.argv[1] == "thread" else multiprocessing.get_context("spawn").Process
+    worker = kind(target=work)
+    worker.start()
+    worker.join()
+""")
+    for kind in ("thread", "process"):
+        code, found = answer(script=script, arguments=[kind])
+        assert code == 3 and found["out_of_memory"]["line"]["function"] == "work"
+
+
+def test_a_snapshot_that_could_not_be_written_is_told(tmp_path):
+    script, folder = tmp_path / "script.py", tmp_path / "gone"
+    folder.mkdir()
+    script.write_text(f"import os, torch\ntorch.zeros(8, device='cuda')\nos.rmdir({str(folder)!r})\n")
+    code, out, error = rehearse("--snapshot", str(folder / "file"), script=script)
+    assert code == 0 and "Traceback" not in error
+    assert f"PyTorch's snapshot was not written to {folder / 'file'}: No such" in " ".join(out.split())
 
 
 def test_a_python_without_the_runtime_is_told_so(tmp_path):

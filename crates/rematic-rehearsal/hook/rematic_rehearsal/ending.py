@@ -58,7 +58,9 @@ def _watch_children(process):
 
     def bootstrap(self, *arguments, **keywords):
         code = before(self, *arguments, **keywords)
-        if code and not report.said("finished") and not report.said("error"):
+        # What a forked one inherits was said by its parent.
+        own = report.said("pid") == os.getpid()
+        if own and code and not report.said("finished") and not report.said("error"):
             report.write(error={"kind": "", "text": f"a process ended with exit code {code}", "line": None})
         return code
 

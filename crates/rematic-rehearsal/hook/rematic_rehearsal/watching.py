@@ -1,7 +1,6 @@
 """What is in memory: PyTorch's own records of it, by the line that asked for it."""
 
 import os
-import sys
 import tempfile
 
 from rematic_rehearsal import report
@@ -32,8 +31,7 @@ def dump():
         _torch.cuda.memory._dump_snapshot(path)
         report.write(snapshot={"problem": None})
     except OSError as problem:
-        print(f"rehearsal: cannot write {path}: {problem}", file=sys.stderr)
-        report.write(snapshot={"problem": str(problem)})
+        report.write(snapshot={"problem": problem.strerror or str(problem)})
 
 
 # Where this lies, and where Inductor writes the code that it generates: nobody's own lines.
