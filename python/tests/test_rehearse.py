@@ -137,7 +137,8 @@ def test_a_script_that_catches_it_and_ends_well_fits(tmp_path):
     assert code == 0
     # All are counted; none of them is an attempt that helped.
     assert out.splitlines()[1].startswith("Fits ")
-    assert "It ran out of memory 25 times on the way, which the script caught: it last asked for 4.00 TiB at" in " ".join(out.split())
+    said = "It ran out of memory 25 times on the way, which the script caught: it last asked for 4.00 TiB at"
+    assert said in " ".join(out.split())
     script.write_text(CAUGHT + "raise SystemExit(1)")
     assert rehearse(script=script)[0] == 3
 
