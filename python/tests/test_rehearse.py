@@ -3,6 +3,7 @@
 Needs a CUDA build of PyTorch that can be rehearsed; no GPU. The scripts are in `rehearsed/`.
 """
 
+import importlib
 import json
 import pickle
 import resource
@@ -178,6 +179,23 @@ def test_a_snapshot_that_could_not_be_written_is_told(tmp_path):
     code, out, error = rehearse("--snapshot", str(folder / "file"), script=script)
     assert code == 0 and "Traceback" not in error
     assert f"PyTorch's snapshot was not written to {folder / 'file'}: No such" in " ".join(out.split())
+
+
+def test_lines_of_the_hook_and_of_generated_code_are_nobodys(tmp_path, monkeypatch):
+    hook = ROOT / "crates" / "rematic-rehearsal" / "hook"
+    monkeypatch.syspath_prepend(str(hook))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    watching = importlib.import_module("rematic_rehearsal.watching")
+    monkeypatch.setattr(watching, "_package", "/site-packages/torch/")
+    files = [
+        str(hook / "rematic_rehearsal" / "values.py"),
+        str(tmp_path / "inductor" / "ab" / "cab.py"),
+        "/site-packages/torch/_inductor/utils.py",
+        "/home/user/rematic_rehearsal_of_mine/train.py",
+    ]
+    frames = [{"filename": file, "line": line, "name": "call"} for line, file in enumerate(files)]
+    assert watching._place(frames) == (files[-1], 3, "call")
+    assert watching._place(frames[:-1]) is None
 
 
 def test_a_python_without_the_runtime_is_told_so(tmp_path):
