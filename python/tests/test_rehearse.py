@@ -3,6 +3,7 @@
 Needs a CUDA build of PyTorch that can be rehearsed; no GPU. The scripts are in `rehearsed/`.
 """
 
+import importlib
 import json
 import pickle
 import resource
@@ -101,6 +102,112 @@ def test_a_script_that_runs_out_ends_with_3_and_names_its_line_and_module(tmp_pa
     # PyTorch's own snapshot.
     snapshot = pickle.loads(path.read_bytes())
     assert snapshot["segments"] and snapshot["device_traces"]
+
+
+STEPS = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.zeros(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+CAUGHT = """
+import torch
+size = 1 << 40
+for _ in range(25):
+    try:
+        torch.zeros(size, device="cuda")
+    except torch.OutOfMemoryError:
+        pass
+kept = torch.zeros(1 << 20, device="cuda")
+"""
+
+
+def test_a_script_that_looks_for_torch_before_it_imports_it_is_watched(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text('import importlib.util\nassert importlib.util.find_spec("torch")\n' + STEPS)
+    code, found = answer(script=script)
+    assert code == 0 and found["steps"] == 3
+
+
+def test_a_script_that_catches_it_and_ends_well_fits(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(CAUGHT)
+    code, out, _ = rehearse(script=script)
+    assert code == 0
+    # All are counted; none of them is an attempt that helped.
+    assert out.splitlines()[1].startswith("Fits ")
+    said = "It ran out of memory 25 times on the way, which the script caught: it last asked for 4.00 TiB at"
+    assert said in " ".join(out.split())
+    script.write_text(CAUGHT + "raise SystemExit(1)")
+    assert rehearse(script=script)[0] == 3
+
+
+@pytest.mark.parametrize("option", ["--snapshot", "-o"])
+def test_files_that_cannot_be_written_are_refused_before_the_run(tmp_path, option):
+    script, path = tmp_path / "script.py", tmp_path / "no" / "file"
+    script.write_text("print('it ran')")
+    code, out, error = rehearse(option, str(path), script=script)
+    assert (code, out) == (2, "") and "it ran" not in error
+    assert f"cannot write {path}: No such file or directory" in error
+
+
+def test_a_child_or_a_thread_that_runs_out_is_not_a_script_that_went_on(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import multiprocessing, sys, threading, torch
+
+def work():
+    torch.zeros(1 << 40, device="cuda")
+
+if __name__ == "__main__":
+    kind = threading.Thread if sys.argv[1] == "thread" else multiprocessing.get_context("spawn").Process
+    worker = kind(target=work)
+    worker.start()
+    worker.join()
+""")
+    for kind in ("thread", "process"):
+        code, found = answer(script=script, arguments=[kind])
+        assert code == 3 and found["out_of_memory"]["line"]["function"] == "work"
+
+
+def test_a_snapshot_that_could_not_be_written_is_told(tmp_path):
+    script, folder = tmp_path / "script.py", tmp_path / "gone"
+    folder.mkdir()
+    script.write_text(f"import os, torch\ntorch.zeros(8, device='cuda')\nos.rmdir({str(folder)!r})\n")
+    code, out, error = rehearse("--snapshot", str(folder / "file"), script=script)
+    assert code == 0 and "Traceback" not in error
+    assert f"PyTorch's snapshot was not written to {folder / 'file'}: No such" in " ".join(out.split())
+
+
+def test_lines_of_the_hook_and_of_generated_code_are_nobodys(tmp_path, monkeypatch):
+    hook = ROOT / "crates" / "rematic-rehearsal" / "hook"
+    monkeypatch.syspath_prepend(str(hook))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    watching = importlib.import_module("rematic_rehearsal.watching")
+    monkeypatch.setattr(watching, "_package", "/site-packages/torch/")
+    files = [
+        str(hook / "rematic_rehearsal" / "values.py"),
+        str(tmp_path / "inductor" / "ab" / "cab.py"),
+        "/site-packages/torch/_inductor/utils.py",
+        "/home/user/rematic_rehearsal_of_mine/train.py",
+    ]
+    frames = [{"filename": file, "line": line, "name": "call"} for line, file in enumerate(files)]
+    assert watching._place(frames) == (files[-1], 3, "call")
+    assert watching._place(frames[:-1]) is None
+
+
+def test_a_python_without_the_runtime_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import os, sys
+if os.environ.pop("LD_PRELOAD", None):
+    os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv])
+{STEPS}""")
+    code, out, error = rehearse(script=script)
+    assert (code, out) == (2, "")
+    assert "the runtime of the rehearsal was not loaded: LD_PRELOAD was changed on the way to Python" in error
 
 
 def test_settings_of_the_allocator_reach_it():

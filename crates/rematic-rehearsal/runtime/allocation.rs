@@ -4,16 +4,20 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use super::card::card;
 use super::device::current;
-use super::memory::memory;
+use super::memory::{Missing, memory};
 use super::put;
-use super::status::{INVALID_VALUE, OK, OUT_OF_MEMORY, Status, ended};
+use super::status::{INVALID_VALUE, NO_ADDRESSES, OK, OUT_OF_MEMORY, Status, ended};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaMalloc(place: *mut *mut c_void, size: usize) -> Status {
     let block = memory().allocate(size, current());
     // SAFETY: the caller's variable for the pointer.
     unsafe { put(place, block.unwrap_or(0) as *mut c_void) };
-    ended(if block.is_some() { OK } else { OUT_OF_MEMORY })
+    ended(match block {
+        Ok(_) => OK,
+        Err(Missing::Room) => OUT_OF_MEMORY,
+        Err(Missing::Addresses) => NO_ADDRESSES,
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -33,7 +37,8 @@ pub extern "C" fn cudaFreeAsync(block: *mut c_void, _stream: *mut c_void) -> Sta
     cudaFree(block)
 }
 
-/// Managed memory can be read by the host, so that it is the host's here; it still takes room on the card.
+/// Managed memory can be read by the host, so that it is the host's here. It is not counted: on a card, pages come and go as
+/// they are used, and a card that is full does not refuse them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaMallocManaged(place: *mut *mut c_void, size: usize, _flags: c_uint) -> Status {
     // SAFETY: as the caller promises.

@@ -5,44 +5,54 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use super::card::card;
 use super::device::{VERSION, attribute, cudaGetDevice, cudaGetDeviceCount, say};
 use super::graphs::capturing;
+use super::kernels;
 use super::memory::memory;
 use super::put;
-use super::status::{OK, Status, cudaGetErrorName, cudaGetErrorString};
+use super::status::{NOT_SUPPORTED, OK, Status, cudaGetErrorName, cudaGetErrorString};
 use super::streams::{handle, makes, nothing};
 use super::virtual_memory::{
-    cuMemAddressReserve, cuMemCreate, cuMemGetAllocationGranularity, cuMemMap, cuMemRelease, cuMemUnmap,
+    cuMemAddressFree, cuMemAddressReserve, cuMemCreate, cuMemGetAllocationGranularity, cuMemMap, cuMemRelease,
+    cuMemSetAccess, cuMemUnmap,
 };
-use super::{kernels, virtual_memory};
 
 type Handle = *mut c_void;
 
 /// The one context. Nothing reads through it.
 const CONTEXT: usize = 0x8888;
 
-/// A function of the driver by name; of what is not known, one that does nothing and succeeds.
+/// Functions and their names, without the version that some have at their end.
+macro_rules! named {
+    ($($function:ident)*) => {
+        [$((stringify!($function).trim_end_matches("_v2"), $function as *const c_void)),*]
+    };
+}
+
+/// A function of the driver by name; of what is not known, one that says so.
 ///
 /// # Safety
 /// `name` is null or a text that ends in a zero.
 pub unsafe fn function(name: *const c_char) -> *const c_void {
+    let known = named! {
+        cuInit cuCtxSetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxSetLimit cuCtxSynchronize cuFuncSetAttribute
+        cuFuncSetCacheConfig cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cuModuleUnload cuLinkAddData_v2
+        cuLinkDestroy cuTensorMapEncodeTiled cuTensorMapEncodeIm2col cuPointerGetAttributes cuMemsetD32Async
+        cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuStreamSynchronize cuEventRecord cuDevicePrimaryCtxRelease_v2
+        cuStreamWriteValue32_v2 cuFuncLoad cuModuleGetLoadingMode cuModuleLoad cuModuleLoadData cuModuleLoadDataEx
+        cuModuleGetFunction cuStreamCreate cuEventCreate cuDriverGetVersion cuDeviceGetCount cuDeviceGet cuDeviceGetName
+        cuDeviceTotalMem_v2 cuDeviceGetUuid cuDeviceGetAttribute cuDevicePrimaryCtxGetState cuDevicePrimaryCtxRetain
+        cuCtxGetCurrent cuStreamGetCtx cuCtxGetDevice cuCtxGetLimit cuGetErrorString cuGetErrorName cuFuncGetAttribute
+        cuOccupancyMaxActiveBlocksPerMultiprocessor cuOccupancyMaxActiveClusters cuPointerGetAttribute
+        cuMemGetAddressRange_v2 cuStreamIsCapturing cuLinkCreate_v2 cuLinkComplete cuMemAddressReserve cuMemAddressFree
+        cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess cuMemGetAllocationGranularity
+    };
     // SAFETY: by the contract above.
     let name = if name.is_null() { c"" } else { unsafe { CStr::from_ptr(name) } };
-    match name.to_bytes() {
-        b"cuMemAddressReserve" => cuMemAddressReserve as *const c_void,
-        b"cuMemCreate" => cuMemCreate as *const c_void,
-        b"cuMemRelease" => cuMemRelease as *const c_void,
-        b"cuMemMap" => cuMemMap as *const c_void,
-        b"cuMemUnmap" => cuMemUnmap as *const c_void,
-        b"cuMemSetAccess" => virtual_memory::cuMemSetAccess as *const c_void,
-        b"cuMemGetAllocationGranularity" => cuMemGetAllocationGranularity as *const c_void,
-        b"cuMemGetAddressRange" => cuMemGetAddressRange_v2 as *const c_void,
-        b"cuGetErrorString" => cuGetErrorString as *const c_void,
-        b"cuGetErrorName" => cuGetErrorName as *const c_void,
-        b"cuDeviceGet" => cuDeviceGet as *const c_void,
-        b"cuDeviceGetAttribute" => cuDeviceGetAttribute as *const c_void,
-        b"cuCtxGetCurrent" => cuCtxGetCurrent as *const c_void,
-        b"cuCtxPopCurrent" => cuCtxGetCurrent as *const c_void,
-        _ => cuInit as *const c_void,
-    }
+    let name = name.to_str().unwrap_or("").trim_end_matches("_v2");
+    known.iter().find(|(known, _)| *known == name).map_or(not_supported as *const c_void, |(_, function)| *function)
+}
+
+extern "C" fn not_supported() -> Status {
+    NOT_SUPPORTED
 }
 
 nothing! {
@@ -130,6 +140,12 @@ pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut Handle) -> Status {
     // SAFETY: the caller's variable.
     unsafe { put(context, CONTEXT as Handle) };
     OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut Handle) -> Status {
+    // SAFETY: the caller's variable.
+    unsafe { cuCtxGetCurrent(context) }
 }
 
 #[unsafe(no_mangle)]
@@ -245,4 +261,24 @@ pub unsafe extern "C" fn cuLinkComplete(_state: Handle, image: *mut *const u8, s
         put(size, IMAGE.len());
     }
     OK
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_that_are_not_there_say_so_instead_of_succeeding() {
+        let found = |name: &CStr| {
+            // SAFETY: a text that ends in a zero.
+            unsafe { function(name.as_ptr()) }
+        };
+        assert_eq!(found(c"cuMemCreate"), cuMemCreate as *const c_void);
+        assert_eq!(found(c"cuMemGetAddressRange"), cuMemGetAddressRange_v2 as *const c_void);
+        assert_eq!(found(c"cuMemGetAddressRange_v2"), cuMemGetAddressRange_v2 as *const c_void);
+        for name in [c"cuMulticastCreate", c"cuMemExportToShareableHandle", c""] {
+            assert_eq!(found(name), not_supported as *const c_void);
+        }
+        assert_eq!(not_supported(), NOT_SUPPORTED);
+    }
 }

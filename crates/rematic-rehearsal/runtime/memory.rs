@@ -1,7 +1,7 @@
 //! Addresses and who has how many bytes: the state behind `cudaMalloc` and virtual memory.
 //!
 //! One range of addresses is reserved once, unreadable, and handed out upwards, never twice: an address that was freed
-//! stays invalid. A card's bytes are counted.
+//! stays invalid. A card's bytes are counted. A process whose addresses are limited (`ulimit -v`) has a smaller range.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,19 +12,33 @@ use super::card::card;
 pub const PAGE: usize = 2 << 20;
 /// Room for addresses: 32 TiB, which 47 bits have and no run uses up.
 const RANGE: usize = 1 << 45;
+/// A range below which nothing worth while fits.
+const SMALLEST: usize = 1 << 28;
+
+/// Why there is no block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// The card has no room.
+    Room,
+    /// The process has no addresses.
+    Addresses,
+}
 
 /// What is handed out.
 #[derive(Default)]
 pub struct Memory {
     first: usize,
     next: usize,
+    /// Where the range ends.
+    end: usize,
     /// Bytes in use of every card.
     used: Vec<usize>,
     /// By address: bytes and card.
     blocks: BTreeMap<usize, (usize, usize)>,
 }
 
-static MEMORY: Mutex<Memory> = Mutex::new(Memory { first: 0, next: 0, used: Vec::new(), blocks: BTreeMap::new() });
+static MEMORY: Mutex<Memory> =
+    Mutex::new(Memory { first: 0, next: 0, end: 0, used: Vec::new(), blocks: BTreeMap::new() });
 
 pub fn memory() -> MutexGuard<'static, Memory> {
     MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
@@ -34,12 +48,14 @@ impl Memory {
     /// Addresses for so many bytes; none if there are no more.
     pub fn addresses(&mut self, size: usize) -> Option<usize> {
         if self.first == 0 {
-            self.first = range()?.next_multiple_of(PAGE);
+            let (at, size) = granted(reserve, release)?;
+            self.first = at.next_multiple_of(PAGE);
             self.next = self.first;
+            self.end = at.saturating_add(size);
         }
         let at = self.next;
         let next = size.max(1).checked_next_multiple_of(PAGE).and_then(|size| at.checked_add(size))?;
-        if next > self.first + RANGE - PAGE {
+        if next > self.end {
             return None;
         }
         self.next = next;
@@ -75,17 +91,17 @@ impl Memory {
         self.used.get(device).copied().unwrap_or(0)
     }
 
-    /// A block of a card; none if there is no room.
-    pub fn allocate(&mut self, size: usize, device: usize) -> Option<usize> {
+    /// A block of a card.
+    pub fn allocate(&mut self, size: usize, device: usize) -> Result<usize, Missing> {
         if !self.take(size, device) {
-            return None;
+            return Err(Missing::Room);
         }
         let Some(at) = self.addresses(size) else {
             self.give_back(size, device);
-            return None;
+            return Err(Missing::Addresses);
         };
         self.blocks.insert(at, (size, device));
-        Some(at)
+        Ok(at)
     }
 
     pub fn free(&mut self, at: usize) {
@@ -102,12 +118,29 @@ impl Memory {
 
     /// Whether an address is the device's.
     pub fn holds(&self, at: usize) -> bool {
-        self.first != 0 && (self.first..self.first + RANGE).contains(&at)
+        self.first != 0 && (self.first..self.end).contains(&at)
     }
 }
 
-/// The addresses, which nobody can read or write.
-fn range() -> Option<usize> {
+/// The largest range that is granted, where it begins and its bytes. If not all is, half of that: the script itself needs
+/// addresses too.
+fn granted(reserve: impl Fn(usize) -> Option<usize>, release: impl Fn(usize, usize)) -> Option<(usize, usize)> {
+    let mut size = RANGE;
+    while size >= SMALLEST {
+        match reserve(size) {
+            Some(at) if size == RANGE => return Some((at, size)),
+            Some(at) => {
+                release(at, size);
+                return reserve(size / 2).map(|at| (at, size / 2));
+            }
+            None => size /= 2,
+        }
+    }
+    None
+}
+
+/// Addresses which nobody can read or write.
+fn reserve(size: usize) -> Option<usize> {
     const NO_ACCESS: i32 = 0;
     const PRIVATE: i32 = 0x02;
     const ANONYMOUS: i32 = 0x20;
@@ -116,9 +149,18 @@ fn range() -> Option<usize> {
         fn mmap(at: *mut u8, size: usize, access: i32, flags: i32, file: i32, offset: i64) -> *mut u8;
     }
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-    let at = unsafe { mmap(std::ptr::null_mut(), RANGE, NO_ACCESS, PRIVATE | ANONYMOUS | NORESERVE, -1, 0) };
+    let at = unsafe { mmap(std::ptr::null_mut(), size, NO_ACCESS, PRIVATE | ANONYMOUS | NORESERVE, -1, 0) };
     // Failure is -1.
     (at as isize != -1).then_some(at as usize)
+}
+
+/// Gives a range back that `reserve` has just handed out.
+fn release(at: usize, size: usize) {
+    unsafe extern "C" {
+        fn munmap(at: *mut u8, size: usize) -> i32;
+    }
+    // SAFETY: a mapping of `reserve`, of which nobody has been told an address.
+    unsafe { munmap(at as *mut u8, size) };
 }
 
 #[cfg(test)]
@@ -150,5 +192,23 @@ mod tests {
         assert_eq!(memory.block(a), None);
         assert!(memory.holds(a) && !memory.holds(1));
         assert_eq!(memory.addresses(usize::MAX), None);
+    }
+
+    #[test]
+    fn a_process_with_few_addresses_gives_half_of_them() {
+        let below = |limit: usize| granted(move |size| (size <= limit).then_some(PAGE), |_, _| {});
+        assert_eq!(below(usize::MAX), Some((PAGE, RANGE)));
+        assert_eq!(below(100 << 30), Some((PAGE, 32 << 30)));
+        assert_eq!(below(SMALLEST - 1), None);
+    }
+
+    #[test]
+    fn addresses_that_are_used_up_are_not_a_card_that_is_full() {
+        let mut memory = Memory { first: PAGE, next: PAGE, end: 3 * PAGE, ..Memory::default() };
+        assert_eq!(memory.allocate(PAGE, 0), Ok(PAGE));
+        assert_eq!(memory.allocate(2 * PAGE, 0), Err(Missing::Addresses));
+        assert_eq!(memory.used(0), PAGE, "nothing is taken for it");
+        assert_eq!(memory.allocate(usize::MAX, 0), Err(Missing::Room));
+        assert!(memory.holds(3 * PAGE - 1) && !memory.holds(3 * PAGE));
     }
 }

@@ -10,6 +10,8 @@ pub const INVALID_VALUE: Status = 1;
 pub const OUT_OF_MEMORY: Status = 2;
 pub const INVALID_DEVICE: Status = 101;
 pub const NOT_SUPPORTED: Status = 801;
+/// `cudaErrorUnknown`: CUDA has no name for what cannot happen on a card.
+pub const NO_ADDRESSES: Status = 999;
 
 thread_local! {
     static LAST: Cell<Status> = const { Cell::new(OK) };
@@ -31,6 +33,10 @@ fn texts(status: Status) -> (&'static std::ffi::CStr, &'static std::ffi::CStr) {
         OUT_OF_MEMORY => (c"cudaErrorMemoryAllocation", c"out of memory"),
         INVALID_DEVICE => (c"cudaErrorInvalidDevice", c"invalid device ordinal"),
         NOT_SUPPORTED => (c"cudaErrorNotSupported", c"operation not supported in a rehearsal without a GPU"),
+        NO_ADDRESSES => (
+            c"cudaErrorUnknown",
+            c"the rehearsal has no addresses left for the card's memory, which is not full; raise `ulimit -v` and start again",
+        ),
         _ => (c"cudaErrorUnknown", c"unknown error"),
     }
 }

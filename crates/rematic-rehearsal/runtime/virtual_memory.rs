@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::memory::{PAGE, memory};
 use super::put;
-use super::status::{INVALID_VALUE, OK, OUT_OF_MEMORY, Status};
+use super::status::{INVALID_VALUE, NO_ADDRESSES, OK, OUT_OF_MEMORY, Status};
 
 /// Memory without an address.
 struct Physical {
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn cuMemAddressReserve(
     let addresses = memory().addresses(size);
     // SAFETY: the caller's variable.
     unsafe { put(place, addresses.unwrap_or(0)) };
-    if addresses.is_some() { OK } else { OUT_OF_MEMORY }
+    if addresses.is_some() { OK } else { NO_ADDRESSES }
 }
 
 #[unsafe(no_mangle)]

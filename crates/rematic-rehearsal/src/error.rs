@@ -1,4 +1,5 @@
 use std::io;
+use std::path::PathBuf;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -10,6 +11,17 @@ pub enum RehearsalError {
     /// No room for the runtime.
     #[error("cannot prepare the rehearsal: {0}; set TMPDIR to a folder that exists and has room")]
     Stage(io::Error),
+    /// The runtime cannot be preloaded from there.
+    #[error(
+        "the temporary folder `{}` has {mark} in its name, at which the loader splits LD_PRELOAD; set TMPDIR to another one",
+        folder.display()
+    )]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// What is wrong with its name.
+        mark: &'static str,
+    },
     /// The command does not start.
     #[error(
         "cannot start `{program}`: {source}; give the command that starts your script, like: rematic rehearse -- python train.py"
@@ -41,7 +53,8 @@ pub enum RehearsalError {
     },
     /// The runtime could not be loaded.
     #[error(
-        "the runtime of the rehearsal was not loaded: {reason}; set TMPDIR to a folder from which programs may run"
+        "the runtime of the rehearsal was not loaded: {reason}; set TMPDIR to a folder from which programs may run, and \
+         start Python by nothing that changes LD_PRELOAD"
     )]
     NotLoaded {
         /// What the loader says.

@@ -14,5 +14,5 @@ mod stage;
 mod runtime;
 
 pub use error::RehearsalError;
-pub use record::{Counters, Line, OutOfMemory, Reads, ReadsAt, Record, Refused, Resident, Uncaught};
+pub use record::{Counters, Line, OutOfMemory, Reads, ReadsAt, Record, Refused, Resident, Snapshot, Uncaught};
 pub use run::{Card, Rehearsal, Run};

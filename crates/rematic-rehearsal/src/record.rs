@@ -113,6 +113,13 @@ pub struct Uncaught {
     pub line: Option<Line>,
 }
 
+/// What became of PyTorch's snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Snapshot {
+    /// Why it was not written; none if it was.
+    pub problem: Option<String>,
+}
+
 /// What one process of the command left behind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
@@ -127,6 +134,8 @@ pub struct Record {
     pub memory: Option<Counters>,
     /// When it ran out of memory, the last ones.
     pub out_of_memory: Vec<OutOfMemory>,
+    /// How often it ran out of memory in all.
+    pub times_out_of_memory: u64,
     /// What was in memory at the peak, the largest first.
     pub peak: Vec<Resident>,
     /// What was read from the device.
@@ -137,29 +146,38 @@ pub struct Record {
     pub refused: Option<Refused>,
     /// What ended the script, if it was an error.
     pub error: Option<Uncaught>,
+    /// Whether the script came to an end by itself, with an error or without.
+    pub ended: bool,
+    /// What became of the snapshot; none if there was no moment to write it.
+    pub snapshot: Option<Snapshot>,
     /// Why the runtime is not there.
     pub unloaded: Option<String>,
+    /// Whether the command ended with exit code 0.
+    #[serde(skip)]
+    pub succeeded: bool,
 }
 
 impl Record {
-    /// The script ran out of memory, and made no step after that.
+    /// The script ran out of memory, made no step after that, and did not end well.
     #[must_use]
     pub fn ran_out(&self) -> Option<&OutOfMemory> {
-        self.out_of_memory.last().filter(|last| self.steps <= last.steps && !self.finished)
+        let went_on = self.finished || (self.succeeded && self.ended && self.error.is_none());
+        self.out_of_memory.last().filter(|last| self.steps <= last.steps && !went_on)
     }
 
     /// The record that matters most: of several processes, the one that trains.
-    pub(crate) fn best(directory: &Path) -> Option<Record> {
+    pub(crate) fn best(directory: &Path, succeeded: bool) -> Option<Record> {
         let mut files: Vec<_> = fs::read_dir(directory).ok()?.flatten().map(|entry| entry.path()).collect();
         files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
         // Names of files do not depend on the order in which a folder lists them.
         files.sort();
-        let records = files.iter().filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok());
-        records.max_by_key(Record::weight)
+        let records = files.iter().filter_map(|path| serde_json::from_slice::<Record>(&fs::read(path).ok()?).ok());
+        records.map(|record| Record { succeeded, ..record }).max_by_key(Record::weight)
     }
 
     fn weight(&self) -> (bool, bool, u64, u64, bool) {
         let reserved = self.memory.as_ref().map_or(0, |memory| memory.reserved);
-        (self.refused.is_some(), self.ran_out().is_some(), self.steps, reserved, self.torch.is_some())
+        let unusable = self.refused.is_some() || self.unloaded.is_some();
+        (unusable, self.ran_out().is_some(), self.steps, reserved, self.torch.is_some())
     }
 }

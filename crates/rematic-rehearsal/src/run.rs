@@ -69,7 +69,7 @@ impl Rehearsal<'_> {
         let mut command = self.command_on(&stage)?;
         let program = command.get_program().to_string_lossy().into_owned();
         let status = command.status().map_err(|source| RehearsalError::Start { program: program.clone(), source })?;
-        let record = Record::best(&stage.reports());
+        let record = Record::best(&stage.reports(), status.success());
         let record = record.ok_or_else(|| RehearsalError::NoPython { program, ended: ended(status) })?;
         judged(record, status).map(|record| Run { record, world_size: self.gpus.unwrap_or(1) })
     }
@@ -238,6 +238,36 @@ mod tests {
         assert!(judged(record, exit(0)).expect("an answer").ran_out().is_none());
         let record = Record { out_of_memory: vec![out_of_memory(0)], ..Record::default() };
         assert!(judged(record, exit(1)).expect("an answer").ran_out().is_some());
+    }
+
+    #[test]
+    fn a_script_that_catches_it_and_ends_well_fits_and_others_do_not() {
+        let caught = Record {
+            out_of_memory: vec![out_of_memory(0)],
+            memory: Some(counters()),
+            ended: true,
+            succeeded: true,
+            ..Record::default()
+        };
+        assert!(caught.ran_out().is_none());
+        assert!(judged(caught.clone(), exit(0)).is_ok());
+        let error = Some(Uncaught { text: "OutOfMemoryError: CUDA out of memory".into(), line: None });
+        let others = [
+            Record { error, ..caught.clone() },
+            Record { ended: false, ..caught.clone() },
+            Record { succeeded: false, ..caught },
+        ];
+        assert!(others.iter().all(|record| record.ran_out().is_some()));
+    }
+
+    #[test]
+    fn a_runtime_that_was_not_loaded_is_told_with_its_reason() {
+        let record = Record { unloaded: Some("failed to map segment".into()), ..Record::default() };
+        assert_eq!(
+            wording(record, 1),
+            "the runtime of the rehearsal was not loaded: failed to map segment; set TMPDIR to a folder from which programs \
+             may run, and start Python by nothing that changes LD_PRELOAD"
+        );
     }
 
     #[test]

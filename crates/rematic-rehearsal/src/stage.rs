@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
@@ -49,6 +49,7 @@ pub(crate) struct Stage {
 impl Stage {
     pub(crate) fn new() -> Result<Stage, RehearsalError> {
         let runtime = RUNTIME.ok_or(RehearsalError::NotLinux)?;
+        check(&std::env::temp_dir())?;
         Self::written(runtime).map_err(RehearsalError::Stage)
     }
 
@@ -88,13 +89,23 @@ impl Stage {
     }
 }
 
+/// Refuses a folder that the loader would take for several.
+fn check(folder: &Path) -> Result<(), RehearsalError> {
+    let name = folder.to_string_lossy();
+    let marks = [(" ", "a space"), ("\t", "a tab"), ("\n", "a line break"), (":", "a colon"), (";", "a semicolon")];
+    match marks.into_iter().find(|(mark, _)| name.contains(mark)) {
+        Some((_, mark)) => Err(RehearsalError::Folder { folder: folder.to_owned(), mark }),
+        None => Ok(()),
+    }
+}
+
 #[cfg(unix)]
-fn link(name: &std::path::Path) -> io::Result<()> {
+fn link(name: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink("librehearsal.so", name)
 }
 
 #[cfg(not(unix))]
-fn link(_name: &std::path::Path) -> io::Result<()> {
+fn link(_name: &Path) -> io::Result<()> {
     Ok(())
 }
 
@@ -112,6 +123,17 @@ mod tests {
                 assert!(carried.contains(&format!("rematic_rehearsal/{name}").as_str()), "{name}");
             }
         }
+    }
+
+    #[test]
+    fn folders_that_the_loader_would_split_are_refused_by_name() {
+        check(Path::new("/tmp/a-b_c")).expect("a good name");
+        assert_eq!(
+            check(Path::new("/tmp/a b")).expect_err("refused").to_string(),
+            "the temporary folder `/tmp/a b` has a space in its name, at which the loader splits LD_PRELOAD; set TMPDIR to \
+             another one"
+        );
+        assert!(check(Path::new("/tmp/a:b")).expect_err("refused").to_string().contains("has a colon in its name"));
     }
 
     #[cfg(rehearsal)]

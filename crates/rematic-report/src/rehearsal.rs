@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rematic_cost::Device;
-use rematic_rehearsal::{Line, OutOfMemory, Reads, Record, Resident};
+use rematic_rehearsal::{Line, OutOfMemory, Reads, Record, Resident, Snapshot};
 use rematic_trace::Bytes;
 use serde::Serialize;
 
@@ -122,7 +122,7 @@ impl RehearsalReport<'_> {
             largest: self.largest(),
             reads: &self.record.reads,
             assumed: &self.record.assumed,
-            snapshot: self.snapshot.map(|path| path.display().to_string()),
+            snapshot: self.written(),
         })
     }
 
@@ -134,8 +134,10 @@ impl RehearsalReport<'_> {
             None => text += &self.memory().text(self.device, style),
             Some(out) => text += &self.ran_out(out, style),
         }
-        text.push('\n');
-        text += &self.table(style);
+        if !self.largest().is_empty() {
+            text.push('\n');
+            text += &self.table(style);
+        }
         let notes = self.notes();
         if !notes.is_empty() {
             text.push('\n');
@@ -172,10 +174,11 @@ impl RehearsalReport<'_> {
         let left = self.device.usable.0.saturating_sub(self.context.0).saturating_sub(out.reserved);
         text += &plain(style, &format!("{module} asked for {}, and {} were left", Bytes(out.asked), Bytes(left)));
         let parts = format!(
-            "{} allocated, {} reserved by PyTorch's allocator, {} for the CUDA context",
+            "{} allocated, {} reserved by PyTorch's allocator, {} for the CUDA context{}",
             Bytes(out.allocated),
             Bytes(out.reserved),
-            self.context
+            self.context,
+            if self.ranks.0 > 1 { " and NCCL" } else { "" }
         );
         text + &plain(style, &parts)
     }
@@ -202,9 +205,13 @@ impl RehearsalReport<'_> {
         if record.steps == 0 && self.fits() {
             notes.push("No optimizer step was made: this is the memory of what ran".to_owned());
         }
-        if self.fits() && !record.out_of_memory.is_empty() {
-            let times = plural(record.out_of_memory.len() as u64, "time");
-            notes.push(format!("It ran out of memory {times} on the way, which the script caught"));
+        if let Some(last) = record.out_of_memory.last().filter(|_| self.fits()) {
+            let times = plural(record.times_out_of_memory.max(record.out_of_memory.len() as u64), "time");
+            let place = last.line.as_ref().map_or(String::new(), |line| format!(" at {}:{}", line.file, line.line));
+            let asked = Bytes(last.asked);
+            notes.push(format!(
+                "It ran out of memory {times} on the way, which the script caught: it last asked for {asked}{place}"
+            ));
         }
         if record.reads.unknown > 0 {
             let lines: Vec<String> =
@@ -217,9 +224,20 @@ impl RehearsalReport<'_> {
         }
         notes.extend(record.assumed.iter().map(|assumed| format!("Assumed: {assumed}")));
         if let Some(path) = self.snapshot {
-            notes.push(format!("PyTorch's snapshot: {}", path.display()));
+            let path = path.display();
+            notes.push(match &record.snapshot {
+                Some(Snapshot { problem: None }) => format!("PyTorch's snapshot: {path}"),
+                Some(Snapshot { problem: Some(why) }) => format!("PyTorch's snapshot was not written to {path}: {why}"),
+                None => format!("PyTorch's snapshot was not written to {path}: the script was ended before"),
+            });
         }
         notes
+    }
+
+    /// Where the snapshot is, if it was written.
+    fn written(&self) -> Option<String> {
+        let written = matches!(&self.record.snapshot, Some(Snapshot { problem: None }));
+        self.snapshot.filter(|_| written).map(|path| path.display().to_string())
     }
 
     /// One HTML page.
@@ -229,16 +247,20 @@ impl RehearsalReport<'_> {
         let summary: Vec<&str> = lines.lines().take_while(|line| !line.is_empty()).collect();
         let rows: Vec<Vec<String>> = self.largest().iter().map(|resident| cells(resident).to_vec()).collect();
         let title = if self.fits() { "Largest at the peak" } else { "Largest where it ran out" };
+        let largest = if rows.is_empty() {
+            String::new()
+        } else {
+            format!("<h2>{title}</h2>{}", table(&["bytes", "blocks", "asked for at", "in"], &[0, 1], &rows))
+        };
         let notes: String = self.notes().iter().map(|note| format!("<li>{}</li>", escaped(note))).collect();
         let verdict = if self.fits() { "Fits" } else { "Runs out of memory" };
         format!(
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Rehearsal: {verdict}</title>\n\
              <style>body{{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}}\
              td,th{{padding:.2em .8em}}pre{{white-space:pre-wrap}}</style></head>\n\
-             <body><h1>{verdict}</h1><p><code>{}</code></p><pre>{}</pre>\n<h2>{title}</h2>{}\n<ul>{notes}</ul></body></html>\n",
+             <body><h1>{verdict}</h1><p><code>{}</code></p><pre>{}</pre>\n{largest}\n<ul>{notes}</ul></body></html>\n",
             escaped(&self.command.join(" ")),
             escaped(&summary.join("\n")),
-            table(&["bytes", "blocks", "asked for at", "in"], &[0, 1], &rows),
         )
     }
 }
@@ -347,6 +369,48 @@ In the backward of Net.blocks.7: it asked for 1.00 GiB, and 624.64 MiB were left
 ";
         assert!(text.contains(expected), "{text}");
         assert!(text.contains(" largest there"), "{text}");
+    }
+
+    #[test]
+    fn a_script_that_caught_it_fits_and_is_told_what_it_caught() {
+        let mut record = Record { ended: true, succeeded: true, peak: Vec::new(), ..ran_out() };
+        (record.times_out_of_memory, record.assumed, record.reads) = (25, Vec::new(), Reads::default());
+        let text = with(&record, |report| report.text(Style::default()));
+        let expected = "\
+Rehearsed on a GPU that is not there: 0 optimizer steps, PyTorch 2.15.0
+Fits NVIDIA H100 SXM5 80GB (79.11 GiB) with 76.61 GiB to spare
+1.00 GiB allocated, 2.00 GiB reserved by PyTorch's allocator, 512.00 MiB for the CUDA context
+
+No optimizer step was made: this is the memory of what ran
+It ran out of memory 25 times on the way, which the script caught: it last asked for 1.00 GiB at train.py:7
+";
+        assert_eq!(text, expected, "and no heading of a table without rows");
+        assert!(!with(&record, |report| report.html()).contains("<h2>"));
+    }
+
+    #[test]
+    fn several_ranks_are_told_of_nccl() {
+        let text = with(&ran_out(), |report| RehearsalReport { ranks: (8, 0), ..*report }.text(Style::default()));
+        assert!(text.contains("512.00 MiB for the CUDA context and NCCL\n"), "{text}");
+    }
+
+    #[test]
+    fn a_snapshot_that_was_not_written_is_told_so() {
+        let path = Path::new("memory.pickle");
+        let said = |snapshot: Option<Snapshot>| {
+            let record = Record { snapshot, ..fitting() };
+            with(&record, |report| {
+                let report = RehearsalReport { snapshot: Some(path), ..*report };
+                let value: serde_json::Value = serde_json::from_str(&report.json()).expect("a document");
+                (report.notes().pop().expect("a note"), value["snapshot"].clone())
+            })
+        };
+        let (note, json) = said(Some(Snapshot { problem: None }));
+        assert_eq!((note.as_str(), json), ("PyTorch's snapshot: memory.pickle", "memory.pickle".into()));
+        let (note, json) = said(Some(Snapshot { problem: Some("no space left".into()) }));
+        assert_eq!(note, "PyTorch's snapshot was not written to memory.pickle: no space left");
+        assert_eq!(json, serde_json::Value::Null);
+        assert_eq!(said(None).0, "PyTorch's snapshot was not written to memory.pickle: the script was ended before");
     }
 
     #[test]

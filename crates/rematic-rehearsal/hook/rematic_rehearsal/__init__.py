@@ -28,6 +28,7 @@ def watch():
 
 def _torch(torch):
     versions.check(torch)
+    reads.check()
     report.begin(torch)
     assumptions.without_cudnn(torch)
     steps.count(torch)

@@ -8,7 +8,7 @@ _waiting = {}
 
 def after(name, action):
     """Calls `action(module)` after the first import of `name`."""
-    if not _waiting:
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     _waiting[name] = action
 
@@ -18,8 +18,8 @@ class _Finder:
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        action = _waiting.pop(name, None)
-        if action is None:
+        # A script may ask whether there is such a module before it imports it.
+        if name not in _waiting:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
@@ -28,7 +28,9 @@ class _Finder:
 
         def exec_module(module):
             run(module)
-            action(module)
+            action = _waiting.pop(name, None)
+            if action is not None:
+                action(module)
 
         spec.loader.exec_module = exec_module
         return spec

@@ -10,11 +10,12 @@ from collections import deque
 
 from rematic_rehearsal import assumptions, report, steps, watching
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
 _LIBRARIES = tuple({os.path.abspath(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")})
 # Site packages lie inside of the standard library: the longer name is the better one.
 _LIBRARIES = tuple(sorted(_LIBRARIES, key=len, reverse=True))
 _STARTED = os.getcwd()
+# Events of running out of memory that are kept whole.
+_KEPT = 20
 # Modules that were called from outside of any module: the models.
 _models = []
 # Sequence numbers of autograd before and after a module's forward, to find its backward again.
@@ -109,7 +110,8 @@ def _current_module():
 def is_own(file):
     """Whether a file is the user's, not a library's."""
     path = os.path.abspath(file)
-    return not file.startswith("<") and not path.startswith((*_LIBRARIES, _HERE)) and "site-packages" not in path
+    library = path.startswith(_LIBRARIES) or "site-packages" in path
+    return not file.startswith("<") and not library and not watching.is_hidden(path)
 
 
 def short(file):
@@ -123,7 +125,7 @@ def short(file):
 
 def _line(frames):
     """The innermost line of the user's own among frames from the outside in, else the innermost at all."""
-    frames = [frame for frame in frames if not os.path.abspath(frame.filename).startswith(_HERE)]
+    frames = [frame for frame in frames if not watching.is_hidden(os.path.abspath(frame.filename))]
     own = [frame for frame in frames if is_own(frame.filename)]
     chosen = own or frames
     if not chosen:
@@ -158,7 +160,7 @@ def _ran_out(device, asked, total, free):
             "there": watching.there(device),
         })
         watching.dump()
-        report.write(out_of_memory=events[-20:])
+        report.write(out_of_memory=events[-_KEPT:], times_out_of_memory=report.said("times_out_of_memory", 0) + 1)
     except Exception as problem:  # The script's error is the one to see.
         print(f"rehearsal: cannot say where the memory went: {problem!r}", file=sys.stderr)
 

@@ -16,7 +16,7 @@ _runtime = None
 
 
 def runtime():
-    """The runtime's own functions; none if it was not loaded."""
+    """The runtime's own functions."""
     global _runtime
     if _runtime is None:
         _runtime = ctypes.CDLL(os.environ["REMATIC_REHEARSAL_RUNTIME"])
@@ -24,6 +24,20 @@ def runtime():
             getattr(_runtime, name).restype = ctypes.c_uint64
         _runtime.rematic_peek.restype = ctypes.c_bool
     return _runtime
+
+
+def check():
+    """Ends the script if the runtime is not there: nothing would be known of a GPU."""
+    if hasattr(ctypes.CDLL(None), "rematic_listen"):
+        return
+    path = os.environ["REMATIC_REHEARSAL_RUNTIME"]
+    try:
+        ctypes.CDLL(path)
+        reason = "LD_PRELOAD was changed on the way to Python"
+    except OSError as problem:
+        reason = str(problem)
+    report.write(unloaded=reason)
+    raise SystemExit("rehearsal: the runtime was not loaded")
 
 
 def watch():

@@ -73,7 +73,9 @@ def _look(device):
     kept = _peaks.setdefault(device, dict.fromkeys(_PEAKS, 0) | {"retries": 0, "retries before": 0})
     for name, key in _PEAKS.items():
         kept[name] = max(kept[name], stats.get(key, 0))
-    kept["retries"] = kept["retries before"] + stats.get("num_alloc_retries", 0)
+    # A request that fails has been tried again too: what is meant are those that a second attempt helped.
+    helped = max(stats.get("num_alloc_retries", 0) - stats.get("num_ooms", 0), 0)
+    kept["retries"] = kept["retries before"] + helped
     return kept
 
 

@@ -1,6 +1,9 @@
 """What is in memory: PyTorch's own records of it, by the line that asked for it."""
 
 import os
+import tempfile
+
+from rematic_rehearsal import report
 
 # Records that are kept; a step has some thousands.
 _RECORDS = 400_000
@@ -22,15 +25,32 @@ def begin(torch, short):
 def dump():
     """PyTorch's own snapshot, if one is asked for."""
     path = os.environ.get("REMATIC_REHEARSAL_SNAPSHOT")
-    if path and _torch is not None:
+    if not path or _torch is None:
+        return
+    try:
         _torch.cuda.memory._dump_snapshot(path)
+        report.write(snapshot={"problem": None})
+    except OSError as problem:
+        report.write(snapshot={"problem": problem.strerror or str(problem)})
+
+
+# Where this lies, and where Inductor writes the code that it generates: nobody's own lines.
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_INDUCTORS = os.path.join(tempfile.gettempdir(), "torchinductor_")
+
+
+def is_hidden(path):
+    """Whether a line of this file says nothing to the user, who did not write it: their own line called it."""
+    generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    places = (_HERE, _INDUCTORS, os.path.abspath(generated) + os.sep) if generated else (_HERE, _INDUCTORS)
+    return path.startswith(places)
 
 
 def _place(frames):
-    """The innermost line that is not PyTorch's own."""
+    """The innermost line that is not PyTorch's own, nor generated."""
     for frame in frames:
         file = frame["filename"]
-        if not file.startswith((_package, "<")) and os.sep + "rematic_rehearsal" + os.sep not in file:
+        if not file.startswith((_package, "<")) and not is_hidden(file):
             return (_short(file), frame["line"], frame["name"])
     return None
 

@@ -1,5 +1,9 @@
 //! The verb `rehearse`.
 
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::Path;
+
 use super::arguments::RehearseArguments;
 use super::planning::INFEASIBLE;
 use super::{Answer, Failure, known_devices, style};
@@ -11,6 +15,9 @@ pub(crate) fn rehearse(arguments: &RehearseArguments) -> Result<Answer, Failure>
     let device = devices.find(&arguments.device).map_err(Error::from)?;
     if let Some(settings) = &arguments.alloc_conf {
         settings.parse::<Settings>().map_err(Error::from)?;
+    }
+    for path in arguments.snapshot.iter().chain(&arguments.output) {
+        check(path).map_err(|source| Error::Write { path: path.clone(), source })?;
     }
     let context = context(arguments.gpus.unwrap_or(1).into());
     let rehearsal = Rehearsal {
@@ -33,13 +40,44 @@ pub(crate) fn rehearse(arguments: &RehearseArguments) -> Result<Answer, Failure>
         snapshot: arguments.snapshot.as_deref(),
     };
     if let Some(path) = &arguments.output {
-        std::fs::write(path, report.html()).map_err(|source| Error::Write { path: path.clone(), source })?;
+        fs::write(path, report.html()).map_err(|source| Error::Write { path: path.clone(), source })?;
     }
-    let text = if arguments.json { report.json() } else { report.text(style(&std::io::stdout())) };
+    let text = if arguments.json { report.json() } else { report.text(style(&io::stdout())) };
     Ok(Answer { text, code: if report.fits() { 0 } else { INFEASIBLE } })
+}
+
+/// Whether a file can be written, before a run that may take long; what is there stays as it is.
+fn check(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        // To open a pipe would wait for who reads it.
+        Ok(known) if !known.is_file() && !known.is_dir() => Ok(()),
+        Ok(_) => OpenOptions::new().append(true).open(path).map(|_| ()),
+        Err(_) => {
+            OpenOptions::new().append(true).create(true).open(path)?;
+            fs::remove_file(path)
+        }
+    }
 }
 
 fn card(device: &Device, context: Bytes) -> Result<Card, Error> {
     let (capability, processors) = device.chip.ok_or_else(|| Error::NoChip { device: device.name.clone() })?;
     Ok(Card { name: device.product.clone(), capability, processors, usable: device.usable.0, context: context.0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_cannot_be_written_are_known_before_the_run() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (new, old) = (folder.path().join("new.pickle"), folder.path().join("old.pickle"));
+        fs::write(&old, "kept").expect("written");
+        check(&new).expect("can be written");
+        assert!(!new.exists());
+        check(&old).expect("can be written");
+        assert_eq!(fs::read_to_string(&old).expect("there"), "kept");
+        check(&folder.path().join("no/such.pickle")).expect_err("no such folder");
+        check(folder.path()).expect_err("a folder");
+    }
 }
