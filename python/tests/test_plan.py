@@ -80,11 +80,37 @@ def test_what_a_plan_says(plan):
 def test_a_step_that_fits_needs_nothing(seed):
     plan = rematic.plan(seed)
     assert (plan.outcome, plan.regions, plan.recompute_ms) == ("fits", [], 0.0)
-    assert plan.budget == 80 * 10**9
+    assert plan.memory["fits"] and plan.budget == plan.memory["usable_bytes"] - plan.memory["context_bytes"]
     assert plan.peak == plan.baseline_peak == seed.peak()
     assert "fits as it is" in repr(plan) and "Fits as it is" in str(plan)
     assert rematic.Plan.from_json(plan.to_json()) == plan
     assert rematic.replay(seed, plan).recomputed == []
+
+
+def test_without_a_budget_what_is_reserved_fits_the_device(seed):
+    whole = rematic.plan(seed).memory
+    usable = (whole["reserved_bytes"] + whole["context_bytes"]) * 3 // 4
+    plan = rematic.plan(seed, usable=usable)
+    assert plan.outcome == "planned" and plan.memory["fits"]
+    assert plan.memory["allocated_bytes"] <= plan.memory["reserved_bytes"]
+    assert plan.memory["reserved_bytes"] + plan.memory["context_bytes"] <= usable
+    assert rematic.Plan.from_json(plan.to_json()).memory is None
+    with pytest.raises(rematic.Infeasible, match="No plan was found that fits NVIDIA H100 SXM5 80GB"):
+        rematic.plan(seed, usable="1GiB")
+
+
+def test_settings_of_the_allocator(seed, monkeypatch):
+    expandable = "expandable_segments:True"
+    plain, given = rematic.plan(seed).memory, rematic.plan(seed, alloc_conf=expandable).memory
+    assert plain["reserved_bytes"] != given["reserved_bytes"]
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", expandable)
+    assert rematic.plan(seed).memory == given
+    assert rematic.plan(seed, alloc_conf="").memory == plain
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandible:True")
+    with pytest.raises(rematic.RematicError, match="PYTORCH_CUDA_ALLOC_CONF: There is no allocator setting 'expandible'"):
+        rematic.plan(seed)
+    with pytest.raises(rematic.RematicError, match="alloc_conf: There is no allocator setting 'huge'"):
+        rematic.plan(seed, alloc_conf="huge:1")
 
 
 def test_budgets_are_bytes_or_texts(small):
@@ -173,7 +199,7 @@ def test_a_budget_that_the_device_does_not_have(small):
         plan = rematic.plan(small, "100GiB", device="a100-80")
     assert plan.outcome == "fits"
     assert [str(warning.message) for warning in caught] == [
-        "the budget of 100.00 GiB is larger than the memory of NVIDIA A100 SXM4 80GB, 74.51 GiB"
+        "the budget of 100.00 GiB is larger than the memory of NVIDIA A100 SXM4 80GB, 79.25 GiB"
     ]
     assert caught[0].filename == __file__
 
