@@ -43,8 +43,22 @@ def clear_caches() -> None:
     """Empties caches of functions that hold tensors: what is made before the steps that are measured is not counted."""
     for item in gc.get_objects():
         if type(item) is functools._lru_cache_wrapper:
-            if any(isinstance(leaf, Tensor) for leaf in tree_leaves(gc.get_referents(item))):
+            if holds_tensors(item):
                 item.cache_clear()
+
+
+def holds_tensors(cache: Any) -> bool:
+    """Whether a tensor is among what a cache holds, in containers too, which may hold themselves."""
+    seen: set[int] = set()
+    waiting = gc.get_referents(cache)
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, Tensor):
+            return True
+        if isinstance(item, (dict, list, tuple)) and id(item) not in seen:
+            seen.add(id(item))
+            waiting.extend(item.values() if isinstance(item, dict) else item)
+    return False
 
 
 def peaks(step: Step, model: nn.Module, inputs: Any, kernels: set[str]) -> tuple[int, int]:
