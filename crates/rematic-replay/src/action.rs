@@ -38,6 +38,13 @@ pub enum Action {
     Shrink(BufferId, Bytes),
     /// An operator begins; what it makes is allocated next.
     Launch(Ran),
+    /// The operator that runs copies a buffer into one of another pool: from the device to the host, or back.
+    Copy {
+        /// What is read.
+        from: BufferId,
+        /// What is written.
+        to: BufferId,
+    },
     /// An operator has run.
     Run(Ran),
     /// What is queued on a stream from now on begins after all that was queued on another one so far.

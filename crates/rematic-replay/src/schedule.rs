@@ -14,7 +14,7 @@
 //! - What the policy saves at or behind the stop is never handed back: it stays in the cache until the region's backward
 //!   is over.
 
-use rematic_trace::{Bytes, Event, OpId, StepTrace, StorageId, Table};
+use rematic_trace::{Bytes, Event, OpId, Pool, StepTrace, StorageId, Table};
 
 use crate::action::{Action, BufferId, Observer, Ran};
 use crate::region::needs;
@@ -92,6 +92,8 @@ struct Replay<'a, 'o, O> {
     trace: &'a StepTrace,
     ledger: Ledger,
     observer: &'o mut O,
+    /// Whether anything lies outside of the device's memory.
+    has_host_memory: bool,
     active: Vec<Active<'a>>,
     /// For every operator, the checkpoint that it belongs to; empty for a plain step, as are the tables that follow.
     checkpoint_of: Table<OpId, u32>,
@@ -121,6 +123,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
             trace,
             ledger: schedule.start.clone(),
             observer,
+            has_host_memory: trace.storages().iter().any(|storage| storage.pool != Pool::Device),
             active: Vec::new(),
             checkpoint_of: Table::default(),
             saved: Table::default(),
@@ -169,6 +172,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
                         Some(at) => self.forward(at, op),
                         None => self.plain(op),
                     }
+                    self.copy(op, |_, storage| storage.into());
                     self.act(Action::Run(ran));
                 }
                 Event::Return(op) => match self.checkpoint_at(op) {
@@ -307,7 +311,22 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
         self.futile[op] = self.returned[op];
         self.for_saves(region, op, Ledger::save);
         if !cached {
+            self.copy(op, |replay, storage| replay.again(region, storage));
             self.act(Action::Run(ran));
+        }
+    }
+
+    /// Says what an operator brings from one pool to another; `place` is where a storage lies now.
+    fn copy(&mut self, id: OpId, place: impl Fn(&Self, StorageId) -> BufferId) {
+        let trace = self.trace;
+        let Some(op) = trace.ops().get(id).filter(|_| self.has_host_memory) else { return };
+        let pool = |storage: StorageId| trace.storages().get(storage).map(|storage| storage.pool);
+        for output in trace.outputs(op) {
+            let other = trace.inputs(op).iter().find(|input| pool(input.storage) != pool(output.storage));
+            if let Some(input) = other {
+                let (from, to) = (place(self, input.storage), place(self, output.storage));
+                self.act(Action::Copy { from, to });
+            }
         }
     }
 

@@ -225,3 +225,19 @@ fn pinned_memory_is_not_the_devices() {
     let timeline = script.replay(Allocator::Cuda);
     assert_eq!((timeline.start().total(), timeline.peak().total()), (Bytes(0), Bytes(512)));
 }
+
+/// What is copied to the host and back is said, whole: from which buffer into which.
+#[test]
+fn copies_between_pools_are_actions() {
+    let mut script = Script::new();
+    let made = script.make(Phase::Forward, 100);
+    let host = script.trace.next_storage();
+    script.run(Phase::Forward, Action { views: &[made], births: &[(100, Category::Temp)], ..Action::default() });
+    script.trace.set_pool(host, Pool::Pinned);
+    script.drop(made);
+    let back = script.trace.next_storage();
+    script.run(Phase::Backward, Action { views: &[host], births: &[(100, Category::Temp)], ..Action::default() });
+    script.run(Phase::Backward, Action { views: &[back], births: &[(100, Category::Temp)], ..Action::default() });
+
+    assert_eq!(script.copies(), [(made.into(), host.into()), (host.into(), back.into())]);
+}

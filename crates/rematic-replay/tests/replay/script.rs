@@ -1,6 +1,6 @@
 //! Steps written by hand: who allocates what, and who lets go of it when.
 
-use rematic_replay::{Allocator, Timeline};
+use rematic_replay::{Allocator, BufferId, Ledger, Observer, Schedule, Timeline};
 use rematic_trace::{
     CallId, Category, Dtype, Event, Flags, Layout, LayoutId, Module, ModuleId, OpId, OpRecord, Parameter, Phase,
     StepTrace, StorageId, Tensor,
@@ -93,5 +93,23 @@ impl Script {
     pub(crate) fn replay(&self, allocator: Allocator) -> Timeline {
         self.trace.validate().expect("the script breaks a rule");
         Timeline::replay(&self.trace, allocator)
+    }
+
+    /// What is copied from one pool to another, from which buffer into which.
+    pub(crate) fn copies(&self) -> Vec<(BufferId, BufferId)> {
+        self.trace.validate().expect("the script breaks a rule");
+        let mut seen = Copies(Vec::new());
+        Schedule::plain(&self.trace, &Ledger::new(&self.trace, Allocator::Cpu)).replay(&mut seen);
+        seen.0
+    }
+}
+
+struct Copies(Vec<(BufferId, BufferId)>);
+
+impl Observer for Copies {
+    fn observe(&mut self, action: rematic_replay::Action, _: &Ledger) {
+        if let rematic_replay::Action::Copy { from, to } = action {
+            self.0.push((from, to));
+        }
     }
 }
