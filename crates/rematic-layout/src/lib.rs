@@ -4,5 +4,7 @@
 //! know of it. Each has a file.
 
 mod even;
+mod fsdp2;
 
 pub use even::{EvenShards, even_shards};
+pub use fsdp2::{Fsdp2, Fsdp2Error, fsdp2, layers};

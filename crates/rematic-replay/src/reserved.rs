@@ -87,6 +87,7 @@ impl<'a> Occupancy<'a> {
             into: None,
             failed: None,
             running: None,
+            stream: 0,
             requests: None,
         }
     }
@@ -104,7 +105,7 @@ impl<'a> Occupancy<'a> {
             if self.blocks[BufferId::from(storage)] == Allocation::NOTHING {
                 self.alloc(storage.into(), start.footprint(storage));
             } else {
-                let block = self.take(start.footprint(storage).0, 0);
+                let block = self.take(start.footprint(storage).0);
                 tied.push(block);
             }
         }
@@ -143,6 +144,8 @@ struct Occupancy<'a> {
     into: Option<StorageId>,
     failed: Option<AllocatorError>,
     running: Option<OpId>,
+    /// The stream of the operator that runs, whose pool serves it.
+    stream: u64,
     /// What was asked for, if anybody wants to know.
     requests: Option<Vec<Request>>,
 }
@@ -164,13 +167,13 @@ impl Occupancy<'_> {
         }
         let block = match self.into.take() {
             Some(storage) => std::mem::replace(&mut self.blocks[BufferId::from(storage)], Allocation::NOTHING),
-            None => self.take(bytes.0, 0),
+            None => self.take(bytes.0),
         };
         self.blocks[buffer] = block;
     }
 
-    fn take(&mut self, bytes: u64, stream: u64) -> Allocation {
-        match self.allocator.alloc(bytes, stream) {
+    fn take(&mut self, bytes: u64) -> Allocation {
+        match self.allocator.alloc(bytes, self.stream) {
             Ok(block) => {
                 self.note(block, Some(bytes));
                 block
@@ -201,6 +204,7 @@ impl Occupancy<'_> {
     fn launch(&mut self, ran: Ran, ledger: &Ledger) {
         let op = self.trace.op(ran.op);
         self.running = Some(ran.op);
+        self.stream = op.stream.index() as u64;
         if op.phase == Phase::Optimizer && !self.has_state {
             self.has_state = true;
             for (id, storage) in self.trace.storages().entries() {
@@ -214,13 +218,18 @@ impl Occupancy<'_> {
     }
 
     fn ran(&mut self, ran: Ran) {
-        if !std::mem::take(&mut self.defers) {
-            return;
+        if std::mem::take(&mut self.defers) {
+            self.use_scratch(ran);
         }
+        self.stream = 0;
+    }
+
+    /// The operator's own takes and gives, with what it makes in between.
+    fn use_scratch(&mut self, ran: Ran) {
         for each in self.scratch.of(ran.op) {
             match *each {
                 Use::Take(bytes) => {
-                    let block = self.take(bytes, 0);
+                    let block = self.take(bytes);
                     self.taken.push(block);
                 }
                 Use::Give(back) => {
@@ -259,7 +268,9 @@ impl Occupancy<'_> {
             }
         }
         for (id, storage) in self.trace.storages().entries() {
-            let gone = storage.birth.is_none() && self.blocks[BufferId::from(id)] == Allocation::NOTHING;
+            // What a unit gathers into has nothing between steps either.
+            let gone =
+                storage.birth.is_none() && !storage.released && self.blocks[BufferId::from(id)] == Allocation::NOTHING;
             if let Some(at) = left.iter().position(|(bytes, _)| gone && *bytes == end.footprint(id)) {
                 self.blocks[BufferId::from(id)] = left.remove(at).1;
             }

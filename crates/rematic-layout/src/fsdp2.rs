@@ -1,0 +1,152 @@
+//! The step of one rank under PyTorch's FSDP2, from that of the whole model on one device.
+//!
+//! What `fully_shard` does to a step (torch 2.15, `torch/distributed/fsdp/_fully_shard`):
+//!
+//! - A **unit** is a module that was handed to `fully_shard`. Its parameters are those below it that no unit inside has. Every rank
+//!   keeps rows of each: the first dimension is cut into equal chunks, the last of them padded.
+//! - Before a unit's forward its shards are gathered into one flat buffer, on streams of their own, and copied from there into
+//!   the parameters' own memory, which comes back for that. The flat buffer stays until the next unit's has been gathered.
+//! - After its forward the parameters' bytes go, if the unit reshards. The outermost unit never does.
+//! - When the gradient of a unit's output is there, it is gathered again, and the unit before it in forward ahead of time.
+//! - When the gradients of its inputs are there, its bytes go; its gradients are packed into a buffer and reduced, so that each rank
+//!   has its rows of the sum, in one flat piece of memory. The packed buffer stays until the next unit has reduced.
+//! - Units whose inputs need no gradient, and the outermost one, do that when backward is over.
+//! - The optimizer sees the shards alone.
+
+mod gradients;
+mod shards;
+mod traffic;
+mod units;
+mod walk;
+
+use std::fmt;
+
+use rematic_trace::{Axis, Dtype, Event, ModuleId, StepTrace};
+
+pub use units::layers;
+
+use walk::Walk;
+
+/// The axis along which parameters are spread, and the one along which they are repeated.
+const SHARD: &str = "dp_shard";
+const REPLICATE: &str = "dp_replicate";
+
+/// How a step is spread by FSDP2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fsdp2 {
+    /// Among how many ranks the parameters are spread; at least two.
+    pub ranks: u32,
+    /// How many such groups there are, each with the same parameters (HSDP); one is plain FSDP.
+    pub replicas: u32,
+    /// The rank whose step it is, along the axis that parameters are spread over.
+    pub rank: u32,
+    /// Whether the weights of all but the outermost unit go after forward.
+    pub reshard: bool,
+    /// The type that the shards, the optimizer's state and the reduced gradients have, if that is not the type in which the step
+    /// computes: FSDP2's mixed precision.
+    pub shards: Option<Dtype>,
+}
+
+impl Fsdp2 {
+    /// FSDP2's defaults: weights go after forward, all in one type, the first rank.
+    #[must_use]
+    pub fn over(ranks: u32) -> Self {
+        Fsdp2 { ranks, replicas: 1, rank: 0, reshard: true, shards: None }
+    }
+}
+
+/// Why a step is not spread by FSDP2.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fsdp2Error {
+    /// Over one rank or none.
+    TooFewRanks,
+    /// There is no such rank.
+    NoSuchRank,
+    /// In no group at all.
+    NoReplicas,
+    /// It is the step of one rank of several already.
+    ShardedAlready,
+    /// It has several micro-batches.
+    MicroBatches,
+    /// Gradients live on from step to step, as after `zero_grad(set_to_none=False)`.
+    KeptGradients,
+    /// There is nothing to spread.
+    NoParameters,
+    /// A module reads weights of a unit that are not gathered then; PyTorch would fail.
+    ReadWhileSharded {
+        /// The operator.
+        op: String,
+        /// The unit's name.
+        unit: String,
+    },
+    /// An operator of the optimizer makes something of another shape from whole parameters, so that it is not known what a rank has.
+    Optimizer {
+        /// The operator.
+        op: String,
+    },
+    /// A gradient's parameter is not known.
+    Gradient {
+        /// The operator that makes it.
+        op: String,
+    },
+}
+
+impl fmt::Display for Fsdp2Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fsdp2Error::TooFewRanks => f.write_str("FSDP2 spreads parameters over at least 2 ranks"),
+            Fsdp2Error::NoSuchRank => f.write_str("there is no such rank"),
+            Fsdp2Error::NoReplicas => f.write_str("there is at least one replica"),
+            Fsdp2Error::ShardedAlready => f.write_str("the trace is the step of one rank of several already"),
+            Fsdp2Error::MicroBatches => {
+                f.write_str("the step has several micro-batches, which are not spread by FSDP2 yet; trace one of them")
+            }
+            Fsdp2Error::KeptGradients => {
+                f.write_str("gradients live on from step to step; trace the step with zero_grad(set_to_none=True)")
+            }
+            Fsdp2Error::NoParameters => f.write_str("the step has no parameters to spread"),
+            Fsdp2Error::ReadWhileSharded { op, unit } => {
+                write!(f, "`{op}` reads weights of `{unit}` outside of its forward, where FSDP2 has them sharded")
+            }
+            Fsdp2Error::Optimizer { op } => {
+                write!(f, "the optimizer's `{op}` reads whole parameters; what it makes of a rank's rows is not known")
+            }
+            Fsdp2Error::Gradient { op } => write!(f, "`{op}` makes a gradient, and it is not known of which parameter"),
+        }
+    }
+}
+
+impl std::error::Error for Fsdp2Error {}
+
+/// The step of one rank, with these modules and the whole model as units.
+///
+/// # Errors
+/// If it cannot be told what FSDP2 would do.
+pub fn fsdp2(trace: &StepTrace, how: &Fsdp2, units: &[ModuleId]) -> Result<StepTrace, Fsdp2Error> {
+    check(trace, how)?;
+    let mut walk = Walk::new(trace, *how, units)?;
+    walk.run()?;
+    let mut made = walk.made;
+    if how.replicas > 1 {
+        made.place.axes.push(Axis { name: REPLICATE.to_owned(), size: how.replicas, coordinate: 0 });
+    }
+    made.place.axes.push(Axis { name: SHARD.to_owned(), size: how.ranks, coordinate: how.rank });
+    Ok(made)
+}
+
+fn check(trace: &StepTrace, how: &Fsdp2) -> Result<(), Fsdp2Error> {
+    let micro_batches = trace.events().iter().filter(|event| matches!(event, Event::MicroBatch(_))).count();
+    if how.ranks < 2 {
+        Err(Fsdp2Error::TooFewRanks)
+    } else if how.rank >= how.ranks {
+        Err(Fsdp2Error::NoSuchRank)
+    } else if how.replicas == 0 {
+        Err(Fsdp2Error::NoReplicas)
+    } else if !trace.place.axes.is_empty() {
+        Err(Fsdp2Error::ShardedAlready)
+    } else if micro_batches > 1 {
+        Err(Fsdp2Error::MicroBatches)
+    } else {
+        Ok(())
+    }
+}

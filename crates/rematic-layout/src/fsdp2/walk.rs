@@ -1,0 +1,572 @@
+//! The step written anew, event by event, with what FSDP2 does in between.
+
+use rematic_trace::{
+    Call, CallId, Category, Event, Layout, ModuleId, Op, OpId, OpRecord, Parameter, Phase, StepTrace, StorageId, Table,
+    Tensor,
+};
+
+use super::gradients::parameter_of;
+use super::shards::Rows;
+use super::traffic::{Streams, Traffic};
+use super::units::unit_of;
+use super::{Fsdp2, Fsdp2Error};
+
+/// A parameter of the model, once however many modules share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Weight {
+    /// Its layout as the step reads it.
+    pub(crate) layout: Layout,
+    /// The rank's rows of it.
+    pub(crate) shard: Tensor,
+    /// The memory that it is gathered into.
+    pub(crate) whole: StorageId,
+    /// The elements of a padded shard.
+    pub(crate) padded: u64,
+}
+
+/// A unit, and where it stands.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unit {
+    pub(crate) name: String,
+    /// Its parameters.
+    pub(crate) weights: Vec<usize>,
+    pub(crate) reshards: bool,
+    /// Whether its weights are there.
+    pub(crate) gathered: bool,
+    /// Gathered ahead of time, not yet copied out.
+    pub(crate) ahead: Option<StorageId>,
+    /// Its places in the order in which forwards ended.
+    pub(crate) ended: Vec<usize>,
+    /// Gradients that are there and not yet reduced, with their parameters.
+    pub(crate) gradients: Vec<(StorageId, usize)>,
+    /// The reduced gradients, and how many of the unit's gradients are still referred to.
+    pub(crate) reduced: Option<(StorageId, usize)>,
+}
+
+/// What became of a storage of the step.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// Not made yet.
+    Nowhere,
+    /// There as it was.
+    There(StorageId),
+    /// A parameter.
+    Weight(usize),
+    /// A gradient that was reduced: the rank has rows of it.
+    Reduced(usize),
+    /// The optimizer's: the rank has rows of it.
+    Rows(StorageId),
+}
+
+pub(crate) struct Walk<'a> {
+    trace: &'a StepTrace,
+    how: Fsdp2,
+    rows: Rows,
+    pub(crate) made: StepTrace,
+    places: Table<StorageId, Place>,
+    ops: Table<OpId, OpId>,
+    /// The storages that each operator makes, in order.
+    births: Table<OpId, Vec<StorageId>>,
+    weights: Vec<Weight>,
+    /// For every storage, the parameter whose gradient it becomes.
+    gradient_of: Table<StorageId, Option<usize>>,
+    units: Vec<Unit>,
+    /// For every module that is a unit, which one.
+    unit_at: Table<ModuleId, Option<usize>>,
+    /// For every parameter, its unit.
+    unit_of_weight: Vec<usize>,
+    traffic: Traffic,
+    /// The units whose forwards have ended, in order.
+    ended: Vec<usize>,
+    in_backward: bool,
+}
+
+impl<'a> Walk<'a> {
+    pub(crate) fn new(trace: &'a StepTrace, how: Fsdp2, units: &[ModuleId]) -> Result<Self, Fsdp2Error> {
+        let mut made = StepTrace::new(&trace.origin.model);
+        made.origin = trace.origin.clone();
+        let traffic = Traffic::new(&how, Streams::new(&mut made, &how));
+        let mut births = trace.ops().filled(Vec::new());
+        for (id, storage) in trace.storages().entries() {
+            if let Some(op) = storage.birth {
+                births[op].push(id);
+            }
+        }
+        let mut walk = Walk {
+            trace,
+            how,
+            rows: Rows::new(&how),
+            made,
+            places: trace.storages().filled(Place::Nowhere),
+            ops: trace.ops().filled(OpId::new(0)),
+            births,
+            weights: Vec::new(),
+            gradient_of: Table::default(),
+            units: Vec::new(),
+            unit_at: trace.modules().filled(None),
+            unit_of_weight: Vec::new(),
+            traffic,
+            ended: Vec::new(),
+            in_backward: false,
+        };
+        walk.find_weights(units)?;
+        walk.find_gradients()?;
+        walk.place_others()?;
+        walk.copy_modules();
+        Ok(walk)
+    }
+
+    /// The parameters, each with its unit: that of the first module that has it.
+    fn find_weights(&mut self, units: &[ModuleId]) -> Result<(), Fsdp2Error> {
+        let trace = self.trace;
+        for (index, &unit) in units.iter().enumerate() {
+            self.unit_at[unit] = Some(index);
+            self.units.push(Unit { name: trace.path(unit), reshards: self.how.reshard, ..Unit::default() });
+        }
+        let root = units.len();
+        self.unit_at[ModuleId::new(0)] = Some(root);
+        self.units.push(Unit { name: trace.path(ModuleId::new(0)), ..Unit::default() });
+        let of = unit_of(trace, units);
+        for (id, module) in trace.modules().entries() {
+            for Parameter { storage, layout, .. } in &module.parameters {
+                if matches!(self.places[*storage], Place::Nowhere) {
+                    self.places[*storage] = Place::Weight(self.weights.len());
+                    self.units[of[id]].weights.push(self.weights.len());
+                    self.unit_of_weight.push(of[id]);
+                    let weight = self.weight(&trace.layouts()[*layout]);
+                    self.weights.push(weight);
+                }
+            }
+        }
+        if self.weights.is_empty() { Err(Fsdp2Error::NoParameters) } else { Ok(()) }
+    }
+
+    fn weight(&mut self, layout: &Layout) -> Weight {
+        let padded = self.rows.padded_elements(layout);
+        let own = self.rows.own(layout);
+        let bytes = padded.saturating_mul(own.dtype.size());
+        let shard = self.made.storage_before_step(bytes, Category::Parameter);
+        let shard = Tensor { storage: shard, layout: self.made.layout(&own) };
+        let bytes = padded.saturating_mul(u64::from(self.how.ranks)).saturating_mul(layout.dtype.size());
+        let whole = self.made.storage_before_step(bytes, Category::Parameter);
+        self.made.set_released(whole);
+        Weight { layout: layout.clone(), shard, whole, padded }
+    }
+
+    fn find_gradients(&mut self) -> Result<(), Fsdp2Error> {
+        let parameters: Table<StorageId, Option<usize>> = self
+            .places
+            .iter()
+            .map(|place| match place {
+                Place::Weight(weight) => Some(*weight),
+                _ => None,
+            })
+            .collect();
+        let elements: Vec<u64> = self.weights.iter().map(|weight| weight.layout.elements()).collect();
+        self.gradient_of = parameter_of(self.trace, &parameters, &elements)?;
+        Ok(())
+    }
+
+    /// What else is there before the step: the optimizer's state in rows, all else as it is.
+    fn place_others(&mut self) -> Result<(), Fsdp2Error> {
+        let trace = self.trace;
+        let mut layouts: Table<StorageId, Option<&Layout>> = trace.storages().filled(None);
+        for op in trace.ops().iter().filter(|op| op.phase == Phase::Optimizer) {
+            for &tensor in trace.inputs(op) {
+                layouts[tensor.storage].get_or_insert(trace.layout_of(tensor));
+            }
+        }
+        for (id, storage) in trace.storages().entries() {
+            if storage.birth.is_some() || !matches!(self.places[id], Place::Nowhere) {
+                continue;
+            }
+            if storage.category == Category::Gradient {
+                return Err(Fsdp2Error::KeptGradients);
+            }
+            let spread =
+                layouts[id].filter(|layout| storage.category == Category::Optimizer && !layout.shape.is_empty());
+            self.places[id] = match spread {
+                Some(layout) => {
+                    let own = self.rows.own(layout);
+                    let bytes = own.elements().saturating_mul(own.dtype.size());
+                    Place::Rows(self.made.storage_before_step(bytes, storage.category))
+                }
+                None => Place::There(self.made.storage_before_step(storage.bytes, storage.category)),
+            };
+            if let Place::There(new) = self.places[id] {
+                self.made.set_pool(new, storage.pool);
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_modules(&mut self) {
+        for (_, module) in self.trace.modules().entries() {
+            let mut copy = module.clone();
+            for parameter in &mut copy.parameters {
+                if let Place::Weight(weight) = self.places[parameter.storage] {
+                    let shard = self.weights[weight].shard;
+                    (parameter.storage, parameter.layout) = (shard.storage, shard.layout);
+                }
+            }
+            for buffer in &mut copy.buffers {
+                buffer.layout = self.made.layout(&self.trace.layouts()[buffer.layout]);
+                buffer.storage = self.place(buffer.storage);
+            }
+            self.made.add_module(copy);
+        }
+    }
+
+    pub(crate) fn run(&mut self) -> Result<(), Fsdp2Error> {
+        for (at, &event) in self.trace.events().iter().enumerate() {
+            match event {
+                Event::Op(op) => self.op(op)?,
+                Event::Drop(storage) => self.drop(storage),
+                Event::Return(op) => self.made.push(Event::Return(self.ops[op])),
+                Event::Unsave(op) => self.made.push(Event::Unsave(self.ops[op])),
+                Event::Recategorize(storage, category) => self.recategorize(storage, category),
+                Event::Release(storage) => self.made.push(Event::Release(self.place(storage))),
+                Event::Restore(storage) => self.made.push(Event::Restore(self.place(storage))),
+                Event::Shrink(storage, bytes) => self.made.push(Event::Shrink(self.place(storage), bytes)),
+                Event::Enter(call) => self.enter(call),
+                Event::Exit(call) => self.exit(call),
+                Event::EnterBackward(call) => self.enter_backward(call, at),
+                Event::ExitBackward(call) => {
+                    self.made.push(event);
+                    self.exit_backward(call);
+                }
+                Event::Wait { .. } | Event::MicroBatch(_) => self.made.push(event),
+            }
+        }
+        self.finish_backward();
+        Ok(())
+    }
+
+    /// The gradient of a unit's output is that of another one's input, whose backward is over first.
+    fn enter_backward(&mut self, call: CallId, at: usize) {
+        self.made.push(Event::EnterBackward(call));
+        self.in_backward = true;
+        let Some(unit) = self.unit_of_call(call) else { return };
+        let now = self.trace.events()[at..].iter().take_while(|event| !matches!(event, Event::Op(_)));
+        for event in now {
+            if let Event::ExitBackward(other) = event {
+                self.exit_backward(*other);
+            }
+        }
+        self.before_backward(unit);
+    }
+
+    fn exit_backward(&mut self, call: CallId) {
+        let outermost = self.units.len() - 1;
+        if let Some(unit) = self.unit_of_call(call).filter(|unit| *unit != outermost) {
+            self.after_backward(unit);
+        }
+    }
+
+    fn unit_of_call(&self, call: CallId) -> Option<usize> {
+        self.unit_at[self.trace.call(call).module]
+    }
+
+    /// Where a storage lies that the rank has whole.
+    fn place(&self, storage: StorageId) -> StorageId {
+        match self.places[storage] {
+            Place::There(place) | Place::Rows(place) => place,
+            Place::Weight(weight) => self.weights[weight].whole,
+            Place::Reduced(unit) => self.units[unit].reduced.map_or(StorageId::new(0), |(storage, _)| storage),
+            Place::Nowhere => StorageId::new(0),
+        }
+    }
+
+    fn enter(&mut self, call: CallId) {
+        if let Some(unit) = self.unit_of_call(call) {
+            self.before_forward(unit);
+        }
+        let Call { module, inputs, keywords, .. } = self.trace.call(call);
+        let places = |storages: &[StorageId]| storages.iter().map(|storage| self.place(*storage)).collect();
+        let (inputs, keywords) = (places(inputs), places(keywords));
+        let made = self.made.enter(*module, inputs);
+        self.made.set_keywords(made, keywords);
+    }
+
+    fn exit(&mut self, call: CallId) {
+        let outputs = self.trace.call(call).outputs.iter().map(|storage| self.place(*storage)).collect();
+        self.made.exit(call, outputs);
+        let Some(unit) = self.unit_of_call(call).filter(|_| !self.in_backward) else { return };
+        self.units[unit].ended.push(self.ended.len());
+        self.ended.push(unit);
+        if self.units[unit].reshards {
+            self.release(unit);
+        }
+        if unit + 1 == self.units.len() {
+            self.traffic.drop_gathered(&mut self.made);
+        }
+    }
+
+    fn before_forward(&mut self, unit: usize) {
+        if !self.units[unit].gathered && !self.units[unit].weights.is_empty() {
+            let flat = self.gather(unit, Phase::Forward);
+            if self.in_backward {
+                self.copy_out(unit, flat, Phase::Backward);
+                self.made.push(Event::Drop(flat));
+            } else {
+                self.traffic.drop_gathered(&mut self.made);
+                self.copy_out(unit, flat, Phase::Forward);
+                self.traffic.gathered = Some(flat);
+            }
+        }
+    }
+
+    /// The unit's own weights, and those of the unit whose forward ended before it.
+    fn before_backward(&mut self, unit: usize) {
+        self.gather_for_backward(unit);
+        let before = self.units[unit].ended.pop().and_then(|at| at.checked_sub(1)).map(|at| self.ended[at]);
+        if let Some(before) = before.filter(|before| self.is_sharded(*before)) {
+            let flat = self.gather(before, Phase::Backward);
+            self.units[before].ahead = Some(flat);
+        }
+    }
+
+    fn gather_for_backward(&mut self, unit: usize) {
+        if self.units[unit].gathered || self.units[unit].weights.is_empty() {
+            return;
+        }
+        let flat = match self.units[unit].ahead.take() {
+            Some(flat) => flat,
+            None => self.gather(unit, Phase::Backward),
+        };
+        self.copy_out(unit, flat, Phase::Backward);
+        self.made.push(Event::Drop(flat));
+    }
+
+    fn is_sharded(&self, unit: usize) -> bool {
+        let unit = &self.units[unit];
+        !unit.gathered && unit.ahead.is_none() && !unit.weights.is_empty()
+    }
+
+    fn gather(&mut self, unit: usize, phase: Phase) -> StorageId {
+        let weights: Vec<&Weight> = self.units[unit].weights.iter().map(|weight| &self.weights[*weight]).collect();
+        self.traffic.gather(&mut self.made, &weights, phase)
+    }
+
+    fn copy_out(&mut self, unit: usize, flat: StorageId, phase: Phase) {
+        let weights: Vec<&Weight> = self.units[unit].weights.iter().map(|weight| &self.weights[*weight]).collect();
+        self.traffic.copy_out(&mut self.made, &weights, flat, phase);
+        self.units[unit].gathered = true;
+    }
+
+    fn release(&mut self, unit: usize) {
+        if std::mem::replace(&mut self.units[unit].gathered, false) {
+            for &weight in &self.units[unit].weights {
+                self.made.push(Event::Release(self.weights[weight].whole));
+            }
+        }
+    }
+
+    /// Its weights go, and its gradients are reduced.
+    fn after_backward(&mut self, unit: usize) {
+        self.release(unit);
+        if let Some(flat) = self.units[unit].ahead.take() {
+            self.made.push(Event::Drop(flat));
+        }
+        let gradients = std::mem::take(&mut self.units[unit].gradients);
+        if gradients.is_empty() {
+            return;
+        }
+        let places: Vec<StorageId> = gradients.iter().map(|(storage, _)| self.place(*storage)).collect();
+        let weights = gradients.iter().map(|(_, weight)| &self.weights[*weight]);
+        let read: Vec<(StorageId, &Weight)> = places.into_iter().zip(weights).collect();
+        let dtype = self.rows.dtype_of(read[0].1.layout.dtype);
+        let reduced = self.traffic.reduce(&mut self.made, &read, dtype);
+        self.units[unit].reduced = Some((reduced, gradients.len()));
+        for (storage, _) in gradients {
+            self.places[storage] = Place::Reduced(unit);
+        }
+    }
+
+    /// Units that have not reduced yet do so, the outermost one last.
+    fn finish_backward(&mut self) {
+        if !std::mem::replace(&mut self.in_backward, false) {
+            return;
+        }
+        for unit in 0..self.units.len() {
+            self.after_backward(unit);
+            self.units[unit].ended.clear();
+        }
+        self.traffic.drop_packed(&mut self.made);
+        self.ended.clear();
+    }
+
+    fn drop(&mut self, storage: StorageId) {
+        match self.places[storage] {
+            Place::Reduced(unit) => {
+                let reduced = self.units[unit].reduced.take();
+                self.units[unit].reduced = match reduced {
+                    Some((storage, 1)) => {
+                        self.made.push(Event::Drop(storage));
+                        None
+                    }
+                    other => other.map(|(storage, left)| (storage, left - 1)),
+                };
+            }
+            // A parameter that is dropped is no parameter of a model; its shard goes with it.
+            Place::Weight(weight) => self.made.push(Event::Drop(self.weights[weight].whole)),
+            Place::There(place) | Place::Rows(place) => self.made.push(Event::Drop(place)),
+            Place::Nowhere => {}
+        }
+    }
+
+    fn recategorize(&mut self, storage: StorageId, category: Category) {
+        self.made.push(Event::Recategorize(self.place(storage), category));
+        if let Some(weight) = self.gradient_of[storage].filter(|_| category == Category::Gradient) {
+            self.units[self.unit_of_weight[weight]].gradients.push((storage, weight));
+        }
+    }
+
+    fn op(&mut self, id: OpId) -> Result<(), Fsdp2Error> {
+        let op = self.trace.op(id);
+        if op.phase == Phase::Optimizer {
+            self.finish_backward();
+            return self.optimizer_op(id);
+        }
+        self.check_gathered(op)?;
+        let births: Vec<(u64, Category)> = self.births[id].iter().map(|birth| self.size_of(*birth)).collect();
+        let first = self.made.next_storage().index();
+        for (at, &birth) in self.births[id].iter().enumerate() {
+            self.places[birth] = Place::There(StorageId::new(first + at));
+        }
+        let tensors = |walk: &mut Self, tensors: &[Tensor]| -> Vec<Tensor> {
+            tensors.iter().map(|tensor| walk.whole(*tensor)).collect()
+        };
+        let inputs = tensors(self, self.trace.inputs(op));
+        let outputs = tensors(self, self.trace.outputs(op));
+        let saves = tensors(self, self.trace.saves(op));
+        self.record(id, &inputs, &outputs, &saves, &births);
+        Ok(())
+    }
+
+    fn size_of(&self, storage: StorageId) -> (u64, Category) {
+        let storage = &self.trace.storages()[storage];
+        (storage.bytes, storage.category)
+    }
+
+    fn whole(&mut self, tensor: Tensor) -> Tensor {
+        let layout = self.made.layout(self.trace.layout_of(tensor));
+        Tensor { storage: self.place(tensor.storage), layout }
+    }
+
+    fn check_gathered(&mut self, op: &Op) -> Result<(), Fsdp2Error> {
+        for tensor in self.trace.inputs(op) {
+            if let Place::Weight(weight) = self.places[tensor.storage] {
+                let unit = self.unit_of_weight[weight];
+                if !self.units[unit].gathered {
+                    if self.in_backward || op.phase == Phase::Backward {
+                        self.gather_for_backward(unit);
+                        continue;
+                    }
+                    let (op, unit) = (self.trace.op_name(op).to_owned(), self.units[unit].name.clone());
+                    return Err(Fsdp2Error::ReadWhileSharded { op, unit });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An operator of the optimizer works on rows, and makes rows of what has the shape of a parameter.
+    fn optimizer_op(&mut self, id: OpId) -> Result<(), Fsdp2Error> {
+        let op = self.trace.op(id);
+        let inputs: Vec<Tensor> = self.trace.inputs(op).iter().map(|tensor| self.rows_of(*tensor)).collect();
+        let first = self.made.next_storage().index();
+        let mut births = Vec::new();
+        for (at, &birth) in self.births[id].iter().enumerate() {
+            let new = StorageId::new(first + at);
+            let (bytes, category) = self.size_of(birth);
+            match self.shape_of_birth(op, birth)? {
+                Some(own) => {
+                    self.places[birth] = Place::Rows(new);
+                    births.push((own.elements().saturating_mul(own.dtype.size()), category));
+                }
+                None => {
+                    self.places[birth] = Place::There(new);
+                    births.push((bytes, category));
+                }
+            }
+        }
+        let outputs: Vec<Tensor> = self.trace.outputs(op).iter().map(|tensor| self.rows_of(*tensor)).collect();
+        let saves: Vec<Tensor> = self.trace.saves(op).iter().map(|tensor| self.rows_of(*tensor)).collect();
+        self.record(id, &inputs, &outputs, &saves, &births);
+        Ok(())
+    }
+
+    /// The rank's rows of a new storage; nothing if it is not spread.
+    fn shape_of_birth(&self, op: &Op, birth: StorageId) -> Result<Option<Layout>, Fsdp2Error> {
+        let Some(output) = self.trace.outputs(op).iter().find(|tensor| tensor.storage == birth) else {
+            return Ok(None);
+        };
+        let layout = self.trace.layout_of(*output);
+        let is_spread = |tensor: &&Tensor| !matches!(self.places[tensor.storage], Place::There(_) | Place::Nowhere);
+        let mut read = self.trace.inputs(op).iter().filter(is_spread).map(|tensor| self.trace.layout_of(*tensor));
+        if layout.shape.is_empty() {
+            return Ok(None);
+        }
+        if read.clone().any(|other| other.shape == layout.shape) {
+            return Ok(Some(self.rows.own(layout)));
+        }
+        match read.next() {
+            Some(_) => Err(Fsdp2Error::Optimizer { op: self.trace.op_name(op).to_owned() }),
+            None => Ok(None),
+        }
+    }
+
+    /// A tensor of the optimizer, as the rank has it.
+    fn rows_of(&mut self, tensor: Tensor) -> Tensor {
+        let layout = self.trace.layout_of(tensor);
+        match self.places[tensor.storage] {
+            Place::There(_) | Place::Nowhere => self.whole(tensor),
+            Place::Weight(weight) if layout.shape == self.weights[weight].layout.shape => self.weights[weight].shard,
+            Place::Weight(weight) => self.rows_in(self.weights[weight].shard.storage, tensor),
+            Place::Reduced(_) | Place::Rows(_) => self.rows_in(self.place(tensor.storage), tensor),
+        }
+    }
+
+    fn rows_in(&mut self, storage: StorageId, tensor: Tensor) -> Tensor {
+        let own = self.rows.own(self.trace.layout_of(tensor));
+        Tensor { storage, layout: self.made.layout(&own) }
+    }
+
+    fn record(
+        &mut self,
+        id: OpId,
+        inputs: &[Tensor],
+        outputs: &[Tensor],
+        saves: &[Tensor],
+        births: &[(u64, Category)],
+    ) {
+        let op = self.trace.op(id);
+        let mutates: Vec<StorageId> = self
+            .trace
+            .mutates(op)
+            .iter()
+            .map(|storage| match self.places[*storage] {
+                Place::Weight(weight) if op.phase == Phase::Optimizer => self.weights[weight].shard.storage,
+                _ => self.place(*storage),
+            })
+            .collect();
+        let made = self.made.run(OpRecord {
+            name: self.trace.op_name(op),
+            phase: op.phase,
+            call: op.call,
+            differentiates: op.differentiates.map(|forward| self.ops[forward]),
+            flags: op.flags,
+            mutates: &mutates,
+            inputs,
+            outputs,
+            saves,
+            births,
+        });
+        self.ops[id] = made;
+        self.made.set_stream(made, op.stream);
+        if let Some(collective) = self.trace.collective_of(op) {
+            self.made.set_collective(made, collective.clone());
+        }
+    }
+}
