@@ -82,6 +82,13 @@ class Trace:
     @staticmethod
     def load(path: _Path) -> Trace:
         """Reads and validates a trace file."""
+    def fsdp(self, gpus: int, *, replicate: int = 1, rank: int = 0, reshard: bool = True, mixed: bool = False) -> Trace:
+        """The step of one rank with the layers and the model sharded by FSDP2 over so many GPUs, with all buffers.
+
+        `replicate`: groups of GPUs with a copy of the model each (HSDP). `rank`: whose step it is, within its group. `reshard`:
+        whether a layer's weights go after its forward. `mixed`: shards, their gradients and the optimizer's state are fp32
+        whatever the step computes in.
+        """
     @staticmethod
     def model(
         source: _Path | dict[str, Any],

@@ -21,7 +21,7 @@ mod walk;
 
 use std::fmt;
 
-use rematic_trace::{Axis, Dtype, Event, ModuleId, StepTrace};
+use rematic_trace::{Axis, Dtype, Event, InvalidTrace, ModuleId, StepTrace};
 
 pub use units::layers;
 
@@ -53,7 +53,45 @@ impl Fsdp2 {
     pub fn over(ranks: u32) -> Self {
         Fsdp2 { ranks, replicas: 1, rank: 0, reshard: true, shards: None }
     }
+
+    /// What a step that was spread so says of itself; what is as usual is not said.
+    #[must_use]
+    pub fn facts(&self) -> Vec<(String, String)> {
+        let mut facts = vec![(FSDP.to_owned(), self.ranks.to_string())];
+        let mut add = |said: bool, name: &str, value: String| {
+            if said {
+                facts.push((name.to_owned(), value));
+            }
+        };
+        add(self.replicas != 1, REPLICAS, self.replicas.to_string());
+        add(self.rank != 0, RANK, self.rank.to_string());
+        add(!self.reshard, RESHARD, NO.to_owned());
+        add(self.shards.is_some(), SHARDS, self.shards.map_or_else(String::new, |dtype| dtype.spelled().to_owned()));
+        facts
+    }
+
+    /// How a step was spread that says so of itself; nothing if it was not.
+    #[must_use]
+    pub fn from_facts(facts: &[(String, String)]) -> Option<Self> {
+        let find = |name: &str| facts.iter().find(|fact| fact.0 == name).map(|fact| fact.1.as_str());
+        let number = |name: &str| find(name).and_then(|value| value.parse().ok());
+        Some(Fsdp2 {
+            ranks: number(FSDP)?,
+            replicas: number(REPLICAS).unwrap_or(1),
+            rank: number(RANK).unwrap_or(0),
+            reshard: find(RESHARD) != Some(NO),
+            shards: find(SHARDS).map(|_| Dtype::F32),
+        })
+    }
 }
+
+/// The names of facts.
+const FSDP: &str = "fsdp";
+const REPLICAS: &str = "replicas";
+const RANK: &str = "rank";
+const RESHARD: &str = "reshard";
+const SHARDS: &str = "shards";
+const NO: &str = "no";
 
 /// Why a step is not spread by FSDP2.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +127,8 @@ pub enum Fsdp2Error {
         /// The operator that makes it.
         op: String,
     },
+    /// The step does with its parameters what no step of a model does, so that what comes of it is none.
+    Senseless(InvalidTrace),
 }
 
 impl fmt::Display for Fsdp2Error {
@@ -111,6 +151,12 @@ impl fmt::Display for Fsdp2Error {
             Fsdp2Error::Optimizer { op } => {
                 write!(f, "the optimizer's `{op}` reads whole parameters; what it makes of a rank's rows is not known")
             }
+            Fsdp2Error::Senseless(why) => {
+                write!(
+                    f,
+                    "the step does with its parameters what FSDP2 cannot follow: {why}; capture the sharded model"
+                )
+            }
             Fsdp2Error::Gradient { op } => write!(f, "`{op}` makes a gradient, and it is not known of which parameter"),
         }
     }
@@ -127,16 +173,20 @@ pub fn fsdp2(trace: &StepTrace, how: &Fsdp2, units: &[ModuleId]) -> Result<StepT
     let mut walk = Walk::new(trace, *how, units)?;
     walk.run()?;
     let mut made = walk.made;
+    made.origin.options.extend(how.facts());
     if how.replicas > 1 {
         made.place.axes.push(Axis { name: REPLICATE.to_owned(), size: how.replicas, coordinate: 0 });
     }
     made.place.axes.push(Axis { name: SHARD.to_owned(), size: how.ranks, coordinate: how.rank });
+    made.validate().map_err(Fsdp2Error::Senseless)?;
     Ok(made)
 }
 
 fn check(trace: &StepTrace, how: &Fsdp2) -> Result<(), Fsdp2Error> {
     let micro_batches = trace.events().iter().filter(|event| matches!(event, Event::MicroBatch(_))).count();
-    if how.ranks < 2 {
+    if trace.modules().is_empty() {
+        Err(Fsdp2Error::NoParameters)
+    } else if how.ranks < 2 {
         Err(Fsdp2Error::TooFewRanks)
     } else if how.rank >= how.ranks {
         Err(Fsdp2Error::NoSuchRank)

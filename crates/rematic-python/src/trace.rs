@@ -4,7 +4,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
-use rematic::{Cancel, Model, Options, Source, StepTrace, Study, Target, Timeline};
+use rematic::{Cancel, Fsdp2, Model, Options, Source, StepTrace, Study, Target, Timeline};
 use rematic_trace::{ModuleId, Table};
 
 use crate::device::DeviceName;
@@ -105,6 +105,20 @@ impl Trace {
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         interruptible(py, &Cancel::default(), move || StepTrace::read(&path))?.map(Trace::new).map_err(exception)
+    }
+
+    /// The step of one rank with the layers and the model sharded by FSDP2 over so many GPUs, with all buffers.
+    ///
+    /// `replicate`: groups of GPUs with a copy of the model each (HSDP). `rank`: whose step it is, within its group. `reshard`:
+    /// whether a layer's weights go after its forward. `mixed`: shards, their gradients and the optimizer's state are fp32
+    /// whatever the step computes in.
+    #[pyo3(signature = (gpus, *, replicate=1, rank=0, reshard=true, mixed=false))]
+    fn fsdp(&self, py: Python<'_>, gpus: u32, replicate: u32, rank: u32, reshard: bool, mixed: bool) -> PyResult<Self> {
+        let shards = mixed.then_some(rematic::Dtype::F32);
+        let how = Fsdp2 { ranks: gpus, replicas: replicate, rank, reshard, shards };
+        let step = Arc::clone(&self.step);
+        let spread = move || rematic::fsdp2(&step, &how, &rematic::fsdp2_layers(&step)).map_err(rematic::Error::from);
+        interruptible(py, &Cancel::default(), spread)?.map(Trace::new).map_err(exception)
     }
 
     /// Traces a built-in model, or the one that a Hugging Face config (a path, or a dict) describes.

@@ -1,5 +1,5 @@
 use rematic_cost::Device;
-use rematic_trace::Bytes;
+use rematic_trace::{Bytes, Opt};
 use serde::Serialize;
 
 use crate::shorten::Shorten;
@@ -27,6 +27,9 @@ pub struct Memory {
     /// Among how many devices the step is spread.
     #[serde(skip)]
     pub ranks: u64,
+    /// Whether the step has what sharding gathers weights into and reduces gradients from.
+    #[serde(skip)]
+    pub has_buffers: bool,
     /// How often it had to empty its cache to stay below that; `None` if it does not fit.
     pub retries: Option<u64>,
 }
@@ -89,11 +92,11 @@ impl OnDevice<'_> {
 impl Memory {
     /// What an evenly divided step leaves out.
     pub(crate) fn not_counted(&self, style: Style) -> String {
-        if self.ranks < 2 {
+        if self.ranks < 2 || self.has_buffers {
             return String::new();
         }
         let lead = "Not counted: the buffers into which FSDP gathers weights and reduces gradients;";
-        let tail = format!("rematic rehearse --gpus {} counts them.", self.ranks);
+        let tail = format!("{} in place of {} counts them.", Opt("fsdp").to(self.ranks), Opt("world-size"));
         style.sentence(&Sentence { lead: (lead, Tone::Quiet), head: "", gap: " ", tail: (&tail, Tone::Quiet) })
     }
 

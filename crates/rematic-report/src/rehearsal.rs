@@ -84,6 +84,7 @@ impl RehearsalReport<'_> {
             usable: self.device.usable,
             room: self.device.usable.saturating_sub(self.context),
             ranks: u64::from(self.ranks.0),
+            has_buffers: true,
             retries: self.fits().then_some(retries),
         }
     }

@@ -18,6 +18,7 @@ const MEMORY: Memory = Memory {
     context: Bytes(512 << 20),
     usable: Bytes(79 << 30),
     room: Bytes((79 << 30) - (512 << 20)),
+    has_buffers: false,
     ranks: 1,
     retries: Some(0),
 };

@@ -22,20 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (Some(step), Some(device)) = (arguments.next(), arguments.next()) else {
         return Err("usage: reserved STEP.rmt DEVICE [--bytes N] [--requests FILE] [- | PLAN.json]…".into());
     };
-    let mut trace = Source::open(&step)?.trace(&Options::default())?;
-    if let Ok(how) = std::env::var("FSDP") {
-        let mut parts = how.split(',');
-        let mut fsdp = rematic_layout::Fsdp2::over(parts.next().unwrap_or("8").parse()?);
-        for part in parts {
-            match part {
-                "mixed" => fsdp.shards = Some(rematic_trace::Dtype::F32),
-                "keep" => fsdp.reshard = false,
-                rank => fsdp.rank = rank.parse()?,
-            }
-        }
-        trace = rematic_layout::fsdp2(&trace, &fsdp, &rematic_layout::layers(&trace))?;
-        trace.validate()?;
-    }
+    let trace = Source::open(&step)?.trace(&Options::default())?;
     let target = Target::find(&device, None, CostSource::Rule(CostRule::Physical))?;
     let scratch = target.scratch(&trace);
     let start = Ledger::new(&trace, Allocator::Cuda);

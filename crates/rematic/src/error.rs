@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use rematic_allocator::SettingsError;
 use rematic_cost::CostError;
 use rematic_fake::FakeError;
+use rematic_layout::Fsdp2Error;
 use rematic_plan::{DocumentError, PlanError};
 use rematic_rehearsal::RehearsalError;
 use rematic_snapshot::SnapshotError;
@@ -23,6 +24,15 @@ pub enum Error {
     /// The device is unknown, or has no rate for the step's types.
     #[error(transparent)]
     Cost(#[from] CostError),
+    /// The step cannot be spread by FSDP2.
+    #[error("{option}: {0}", option = Opt("fsdp"))]
+    Fsdp2(#[from] Fsdp2Error),
+    /// Mixed precision of one device is autocast, which is not traced natively.
+    #[error(
+        "{} is FSDP2's, and needs {}; on one device it is autocast: capture your step with rematic.capture, and give its trace",
+        Opt("precision").to("mixed"), Opt("fsdp").to("GPUS")
+    )]
+    MixedWithoutSharding,
     /// A source is a directory.
     #[error("{} is a directory; give {}", path.display(), path.join("config.json").display())]
     Directory {

@@ -84,3 +84,26 @@ pub const DTYPES: &[Named<Dtype>] = &[
     named("bf16", Dtype::Bf16, "bfloat16"),
     named("fp16", Dtype::F16, "16-bit floats"),
 ];
+
+/// The types of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Precision {
+    /// The type that it computes in.
+    pub dtype: Dtype,
+    /// Whether parameters, their gradients and the optimizer's state are fp32 all the same.
+    pub mixed: bool,
+}
+
+/// `precision`.
+pub const PRECISIONS: &[Named<Precision>] = &[
+    named("bf16", Precision { dtype: Dtype::Bf16, mixed: false }, "All in bfloat16"),
+    named(
+        "mixed",
+        Precision { dtype: Dtype::Bf16, mixed: true },
+        "Shards, their gradients and the optimizer's state in fp32, the rest in bfloat16",
+    ),
+    named("fp32", Precision { dtype: Dtype::F32, mixed: false }, "All in 32-bit floats"),
+];
+/// `reshard`.
+pub const RESHARD: &[Named<bool>] =
+    &[named("yes", true, "They go: the least memory"), named("no", false, "They stay: less to send")];

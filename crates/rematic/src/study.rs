@@ -50,8 +50,11 @@ impl Study {
     ///
     /// # Errors
     /// If the step cannot be spread over the target's ranks, or cannot be costed there.
-    pub fn new(step: impl Into<Arc<StepTrace>>, target: Target, limits: Limits) -> Result<Self, Error> {
+    pub fn new(step: impl Into<Arc<StepTrace>>, mut target: Target, limits: Limits) -> Result<Self, Error> {
         let whole = step.into();
+        if let Some(ranks) = whole.place.ranks().filter(|_| target.ranks == 1) {
+            target.ranks = ranks;
+        }
         let ranks = target.ranks;
         let trace = match even_shards(&whole, ranks).map_err(|why| PlanError::Ranks { ranks, why })? {
             Cow::Borrowed(_) => Arc::clone(&whole),

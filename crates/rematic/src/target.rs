@@ -132,8 +132,8 @@ impl Target {
             (found.counters.allocated.peak, found.counters.reserved.peak, found.counters.retries)
         });
         let (allocated, reserved) = (Bytes(allocated), Bytes(reserved));
-        let (room, ranks) = (self.room(), self.ranks);
-        Memory { allocated, reserved, context, usable, room, ranks, retries: fits.then_some(retries) }
+        let (room, ranks, has_buffers) = (self.room(), self.ranks, !trace.collectives().is_empty());
+        Memory { allocated, reserved, context, usable, room, ranks, has_buffers, retries: fits.then_some(retries) }
     }
 
     /// What of the device is left for PyTorch's allocator, or what it is allowed of it.

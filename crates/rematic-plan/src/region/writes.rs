@@ -1,6 +1,9 @@
-use rematic_trace::{Lists, ModuleId, OpId, StepTrace, StorageId, Table};
+use rematic_trace::{CollectiveKind, Event, Lists, ModuleId, OpId, StepTrace, StorageId, Table};
 
 /// Which operators of a step change memory in place, looked up by what they change.
+///
+/// Weights whose bytes went and came back are filled again with what the ranks have of them: as long as no shard changes, that
+/// is no change.
 #[derive(Clone, Debug)]
 pub struct Writes {
     /// The operators that write to each storage, in order.
@@ -13,8 +16,12 @@ impl Writes {
     /// Reads them off the trace, in time linear in it; for parameters, times the depth of the module tree.
     #[must_use]
     pub fn new(trace: &StepTrace) -> Self {
-        let writes =
-            trace.ops().entries().flat_map(|(id, op)| trace.mutates(op).iter().map(move |storage| (*storage, id)));
+        let refills = refills(trace);
+        let writes = trace
+            .ops()
+            .entries()
+            .filter(|(id, _)| refills.binary_search(id).is_err())
+            .flat_map(|(id, op)| trace.mutates(op).iter().map(move |storage| (*storage, id)));
         let writers = Lists::new(trace.storages().len(), writes);
         let mut writes = Writes { writers, to_parameters: trace.modules().filled(Vec::new()) };
         writes.find_parameters(trace);
@@ -49,6 +56,36 @@ impl Writes {
     pub fn change_parameters(&self, module: ModuleId, start: usize, end: usize) -> bool {
         any_within(&self.to_parameters[module], start, end)
     }
+}
+
+/// The operators that copy what was gathered from all ranks into storages whose bytes have just come back, and do nothing else.
+fn refills(trace: &StepTrace) -> Vec<OpId> {
+    let mut restored = trace.storages().filled(false);
+    let mut gathered = trace.storages().filled(false);
+    let mut refills = Vec::new();
+    for &event in trace.events() {
+        match event {
+            Event::Restore(storage) => restored[storage] = true,
+            Event::Op(id) => {
+                let op = trace.op(id);
+                let gathers = trace.collective_of(op).is_some_and(|how| how.kind == CollectiveKind::AllGather);
+                let changed = trace.mutates(op);
+                let reads_gathered = trace.inputs(op).iter().all(|tensor| gathered[tensor.storage]);
+                if !changed.is_empty() && changed.iter().all(|storage| restored[*storage]) && reads_gathered {
+                    refills.push(id);
+                }
+                for &storage in changed {
+                    restored[storage] = false;
+                    gathered[storage] = gathers;
+                }
+                for tensor in trace.outputs(op).iter().filter(|_| gathers) {
+                    gathered[tensor.storage] = true;
+                }
+            }
+            _ => {}
+        }
+    }
+    refills
 }
 
 fn any_within(ops: &[OpId], start: usize, end: usize) -> bool {

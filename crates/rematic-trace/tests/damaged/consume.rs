@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rematic::{CostSource, Target, replay_milp};
+use rematic::{CostSource, Dtype, Fsdp2, Target, fsdp2, fsdp2_layers, replay_milp};
 use rematic_cost::{CostRule, Costs, Device, ModuleTimes};
 use rematic_plan::{Explanation, Limits, Outcome, PlanDocument, Problem};
 use rematic_replay::{Allocator, Timeline};
@@ -37,7 +37,17 @@ pub(crate) fn consume(bytes: &[u8]) -> bool {
         plan(&trace, costs, stats, allocator);
         explain(&trace, costs, &device, allocator);
     }
+    shard(&trace);
     true
+}
+
+/// What FSDP2 makes of it, if it can, is a step.
+fn shard(trace: &StepTrace) {
+    let how = Fsdp2 { rank: 2, shards: Some(Dtype::F32), ..Fsdp2::over(3) };
+    if let Ok(made) = fsdp2(trace, &how, &fsdp2_layers(trace)) {
+        let timeline = Timeline::replay(&made, Allocator::Cuda);
+        assert!(timeline.totals().iter().all(|total| *total <= timeline.peak().total()));
+    }
 }
 
 fn explain(trace: &StepTrace, costs: &Costs, device: &Device, allocator: Allocator) {

@@ -1,9 +1,9 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::options::{self, Named};
+use crate::options::{self, Named, Precision};
 use crate::{
-    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Optimizer, Options, Origin, Planner,
+    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Fsdp2, Optimizer, Options, Origin, Planner,
     Snapshot, Target,
 };
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -114,6 +114,28 @@ pub(crate) struct SourceArguments {
     /// Vocabulary (seed-transformer only).
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     vocab: Option<u64>,
+    #[command(flatten)]
+    sharding: ShardingArguments,
+}
+
+/// What one rank of several runs.
+#[derive(Args)]
+struct ShardingArguments {
+    /// Shard the layers and the model with FSDP2 over so many GPUs: the step of the first, with all buffers.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = devices)]
+    fsdp: Option<u32>,
+    /// With --fsdp: so many groups of GPUs, each with a copy of the model (HSDP) [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "fsdp", value_parser = devices)]
+    replicate: Option<u32>,
+    /// With --fsdp: the rank whose step it is, within its group [default: 0]
+    #[arg(long, value_name = "RANK", allow_negative_numbers = true, requires = "fsdp")]
+    fsdp_rank: Option<u32>,
+    /// With --fsdp: whether the weights of a layer go after its forward, and are gathered again for its backward [default: yes]
+    #[arg(long, value_name = "WHETHER", requires = "fsdp", value_parser = named(options::RESHARD))]
+    reshard: Option<bool>,
+    /// The types of the step; mixed is for --fsdp [default: that of --dtype for all]
+    #[arg(long, value_name = "PRECISION", conflicts_with = "dtype", value_parser = named(options::PRECISIONS))]
+    precision: Option<Precision>,
 }
 
 /// Where times come from; without a rule, they are measured.
@@ -171,11 +193,28 @@ impl SourceArguments {
         }
     }
 
+    /// How the step is sharded, if it is.
+    pub(crate) fn sharding(&self) -> Option<Fsdp2> {
+        let given = &self.sharding;
+        given.fsdp.map(|ranks| Fsdp2 {
+            ranks,
+            replicas: given.replicate.unwrap_or(1),
+            rank: given.fsdp_rank.unwrap_or(0),
+            reshard: given.reshard.unwrap_or(true),
+            shards: self.is_mixed().then_some(Dtype::F32),
+        })
+    }
+
+    /// Whether shards have another type than the step.
+    pub(crate) fn is_mixed(&self) -> bool {
+        self.sharding.precision.is_some_and(|precision| precision.mixed)
+    }
+
     pub(crate) fn options(&self) -> Options {
         Options {
             batch: self.batch,
             seq: self.seq,
-            dtype: self.dtype,
+            dtype: self.dtype.or(self.sharding.precision.map(|precision| precision.dtype)),
             optimizer: self.optimizer,
             attention: self.attention,
             layers: self.layers,

@@ -15,7 +15,9 @@ use std::path::Path;
 use clap::{CommandFactory, FromArgMatches};
 use owo_colors::OwoColorize;
 
-use crate::{Devices, Error, ExplanationReport, Limits, SavedReport, Source, StepTrace, Study, Target, visible};
+use crate::{
+    Devices, Error, ExplanationReport, Fsdp2, Limits, Options, SavedReport, Source, StepTrace, Study, Target, visible,
+};
 use arguments::{Arguments, DevicesArguments, ExplainArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
 use terminal::{Warnings, style};
 
@@ -123,7 +125,29 @@ fn models(json: bool) -> Result<String, Failure> {
 }
 
 fn read(arguments: &SourceArguments) -> Result<StepTrace, Failure> {
-    Ok(Source::open(&arguments.source)?.trace(&arguments.options())?)
+    trace_of(&arguments.source, arguments.options(), arguments, arguments.sharding())
+}
+
+/// The step of a source with these options, or what one rank has of it.
+fn trace_of(
+    name: &str,
+    mut options: Options,
+    arguments: &SourceArguments,
+    sharding: Option<Fsdp2>,
+) -> Result<StepTrace, Failure> {
+    if arguments.is_mixed() && sharding.is_none() {
+        return Err(Error::MixedWithoutSharding.into());
+    }
+    let source = Source::open(name)?;
+    if matches!(source, Source::Trace(_)) && arguments.is_mixed() {
+        // What a saved step computes in is known; mixed says what its shards are.
+        options.dtype = None;
+    }
+    let trace = source.trace(&options)?;
+    Ok(match sharding {
+        Some(how) => crate::fsdp2(&trace, &how, &crate::fsdp2_layers(&trace)).map_err(Error::from)?,
+        None => trace,
+    })
 }
 
 fn known_devices(file: Option<&Path>) -> Result<Devices, Failure> {

@@ -6,8 +6,10 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::arguments::{CurveArguments, Language, LimitArguments, PlanArguments, ReplayArguments};
-use super::{Answer, Failure, Warnings, read, style};
-use crate::{Bytes, Error, Limits, MilpSettings, PlanAnswer, PlanDocument, Planner, Study, Verdict, plan_python};
+use super::{Answer, Failure, Warnings, read, style, trace_of};
+use crate::{
+    Bytes, Error, Fsdp2, Limits, MilpSettings, PlanAnswer, PlanDocument, Planner, Study, Verdict, plan_python,
+};
 
 /// The exit code of a step that cannot be made to fit.
 pub(crate) const INFEASIBLE: u8 = 3;
@@ -93,8 +95,10 @@ pub(crate) fn progress_bar(steps: u64, warnings: Warnings) -> ProgressBar {
 
 pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
     let mut target = arguments.limits.target()?;
-    let trace = read(&arguments.limits.step.source)?;
     let document = PlanDocument::read(&arguments.plan).map_err(Error::from)?;
+    let source = &arguments.limits.step.source;
+    let sharding = source.sharding().or_else(|| Fsdp2::from_facts(&document.facts));
+    let trace = trace_of(&source.source, source.options(), source, sharding)?;
     if arguments.emit.is_some() {
         document.single().map_err(Error::from)?;
     }

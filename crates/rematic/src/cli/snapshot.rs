@@ -8,8 +8,8 @@ use clap::parser::ValueSource;
 
 use super::arguments::{ExplainArguments, ReportArguments, SourceArguments};
 use super::report::write;
-use super::{Failure, style};
-use crate::{Error, Limits, Prediction, Snapshot, SnapshotPage, SnapshotReport, Source, Story, Study, Target};
+use super::{Failure, style, trace_of};
+use crate::{Error, Limits, Prediction, Snapshot, SnapshotPage, SnapshotReport, Story, Study, Target};
 use rematic_trace::Opt;
 
 /// The options that were given, by name, as opposed to those that have their defaults.
@@ -57,7 +57,8 @@ pub(crate) fn explain(path: &Path, arguments: &ExplainArguments, given: &[String
 /// What a model that was given too is predicted to take, under the settings of the run.
 fn prediction(arguments: &ExplainArguments, story: &Story) -> Result<Option<Prediction>, Failure> {
     let Some(name) = &arguments.against else { return Ok(None) };
-    let trace = Source::open(name)?.trace(&arguments.step.source.options())?;
+    let source = &arguments.step.source;
+    let trace = trace_of(name, source.options(), source, source.sharding())?;
     let settings = story.settings.parse().unwrap_or_default();
     let target = Target { settings, ranks: arguments.world_size.into(), ..arguments.step.target()? };
     let study = Study::new(trace, target, Limits::default())?;

@@ -1,0 +1,100 @@
+//! FSDP2: the step of one rank is a valid step, has all its buffers, and ends as it began.
+
+use rematic_fake::models::{BUILTIN, Model, Options};
+use rematic_layout::{Fsdp2, Fsdp2Error, fsdp2, layers};
+use rematic_replay::{Allocator, Timeline};
+use rematic_trace::{Category, CollectiveKind, Dtype, Event, StepTrace};
+
+fn step(name: &str) -> StepTrace {
+    let options = Options { layers: Some(3), seq: Some(64), batch: Some(2), ..Options::default() };
+    Model::builtin(name).unwrap().with(&options).unwrap().trace().unwrap()
+}
+
+fn spread(trace: &StepTrace, how: Fsdp2) -> StepTrace {
+    fsdp2(trace, &how, &layers(trace)).unwrap()
+}
+
+fn collectives(trace: &StepTrace, kind: CollectiveKind) -> Vec<u64> {
+    let found = trace.ops().iter().filter_map(|op| trace.collective_of(op)).filter(|found| found.kind == kind);
+    found.map(|found| found.bytes).collect()
+}
+
+#[test]
+fn every_model_can_be_sharded_in_every_way() {
+    for builtin in BUILTIN {
+        let trace = step(builtin.name);
+        let units = layers(&trace);
+        assert_eq!(units.len(), 3, "{}", builtin.name);
+        for ranks in [2, 3, 8, 64, 1024] {
+            let plain = Fsdp2::over(ranks);
+            for how in [
+                plain,
+                Fsdp2 { reshard: false, ..plain },
+                Fsdp2 { rank: ranks - 1, ..plain },
+                Fsdp2 { replicas: 2, ..plain },
+                Fsdp2 { shards: Some(Dtype::F32), ..plain },
+            ] {
+                let made = spread(&trace, how);
+                assert_eq!(made.validate(), Ok(()), "{}, {how:?}", builtin.name);
+                let timeline = Timeline::replay(&made, Allocator::Cuda);
+                assert_eq!(timeline.start().total(), timeline.end().total(), "{}, {how:?}", builtin.name);
+                assert_eq!(Fsdp2::from_facts(&made.origin.facts()), Some(how), "{}", builtin.name);
+                // Each unit once in forward and, if its weights went, once more in backward; the outermost one once.
+                let gathers = if how.reshard { 2 * units.len() + 1 } else { units.len() + 1 };
+                assert_eq!(collectives(&made, CollectiveKind::AllGather).len(), gathers, "{}, {how:?}", builtin.name);
+                let reduced = collectives(&made, CollectiveKind::ReduceScatter).len();
+                assert_eq!(reduced, units.len() + 1, "{}, {how:?}", builtin.name);
+                let summed = collectives(&made, CollectiveKind::AllReduce).len();
+                assert_eq!(summed, if how.replicas > 1 { reduced } else { 0 }, "{}, {how:?}", builtin.name);
+            }
+        }
+    }
+}
+
+/// A table of 8192 rows in shards of 2731: the last of three ranks has two rows fewer, and pads its shard.
+#[test]
+fn shards_are_padded_and_state_is_not() {
+    let trace = step("seed-transformer");
+    let start = |rank| {
+        let made = spread(&trace, Fsdp2 { rank, ..Fsdp2::over(3) });
+        let start = Timeline::replay(&made, Allocator::Cpu).start().clone();
+        [start[Category::Parameter].0, start[Category::Optimizer].0]
+    };
+    let ([first, first_state], [last, last_state]) = (start(0), start(2));
+    assert_eq!(first, last);
+    // Every parameter of 768 rows divides by three; the two tables of 8192 and of 64 rows do not.
+    assert!(last_state < first_state, "{last_state} {first_state}");
+}
+
+/// Mixed precision: the shards, their gradients and the optimizer's state take twice what they take in bf16, and what is gathered as
+/// much as before.
+#[test]
+fn mixed_precision_keeps_what_is_gathered() {
+    let trace = step("llama-3-8b");
+    let half = spread(&trace, Fsdp2::over(8));
+    let mixed = spread(&trace, Fsdp2 { shards: Some(Dtype::F32), ..Fsdp2::over(8) });
+    let start = |made: &StepTrace| Timeline::replay(made, Allocator::Cpu).start().clone();
+    let (half_start, mixed_start) = (start(&half), start(&mixed));
+    assert_eq!(mixed_start[Category::Parameter].0, 2 * half_start[Category::Parameter].0);
+    assert_eq!(collectives(&half, CollectiveKind::AllGather), collectives(&mixed, CollectiveKind::AllGather));
+    let doubled: Vec<u64> = collectives(&half, CollectiveKind::ReduceScatter).iter().map(|bytes| 2 * bytes).collect();
+    assert_eq!(collectives(&mixed, CollectiveKind::ReduceScatter), doubled);
+}
+
+#[test]
+fn what_cannot_be_sharded_is_refused() {
+    let trace = step("gpt2");
+    let units = layers(&trace);
+    let refused = |how: Fsdp2| fsdp2(&trace, &how, &units).unwrap_err();
+    assert_eq!(refused(Fsdp2::over(0)), Fsdp2Error::TooFewRanks);
+    assert_eq!(refused(Fsdp2::over(1)), Fsdp2Error::TooFewRanks);
+    assert_eq!(refused(Fsdp2 { rank: 8, ..Fsdp2::over(8) }), Fsdp2Error::NoSuchRank);
+    assert_eq!(refused(Fsdp2 { replicas: 0, ..Fsdp2::over(8) }), Fsdp2Error::NoReplicas);
+    let once = spread(&trace, Fsdp2::over(2));
+    assert_eq!(fsdp2(&once, &Fsdp2::over(2), &layers(&once)), Err(Fsdp2Error::ShardedAlready));
+    let mut batches = trace.clone();
+    batches.push(Event::MicroBatch(0));
+    batches.push(Event::MicroBatch(1));
+    assert_eq!(fsdp2(&batches, &Fsdp2::over(2), &units), Err(Fsdp2Error::MicroBatches));
+    assert_eq!(fsdp2(&StepTrace::new("nothing"), &Fsdp2::over(2), &[]), Err(Fsdp2Error::NoParameters));
+}
