@@ -1,4 +1,4 @@
-"""Calls of scaled-dot-product attention, and what PyTorch makes of them: on a device, or on the meta device in its place."""
+"""Calls of scaled-dot-product attention, and what PyTorch makes of them: on a device, or on the meta device for it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-WIDTHS = [8, 32, 64, 64, 72, 80, 96, 128, 128, 160, 192, 208, 224, 240, 256, 264, 512, 1, 2, 4, 6, 12, 36, 63, 65, 100, 132]
+# Those of models, and ones that some kernel does not take.
+WIDTHS = [8, 32, 64, 64, 72, 80, 96, 128, 128, 160, 192, 208, 224, 240, 256]
+WIDTHS += [264, 512, 1, 2, 4, 6, 12, 36, 63, 65, 100, 132]
 LAYOUTS = ["contiguous", "by row", "by row", "packed", "turned", "shifted", "expanded"]
 MASKS = ["none"] * 6 + [
     "boolean", "numbers", "learned", "boolean, per batch", "boolean, per head", "numbers, broadcast rows",
-    "numbers, one key", "boolean, turned", "numbers, sliced", "boolean, full", "learned, full", "numbers, three dimensions",
+    "numbers, one key", "boolean, turned", "numbers, sliced", "boolean, full", "learned, full",
+    "numbers, three dimensions",
 ]  # fmt: skip
 
 
@@ -73,7 +76,8 @@ def random_case(generator: random.Random) -> Case:
     heads = pick([1, 2, 4, 6, 8])
     own = pick([heads, heads, 1, pick([n for n in range(1, heads + 1) if heads % n == 0]), pick([2, 3])])
     value_heads = own if chance() < 0.95 else pick([1, heads])
-    repeated = pick(["copied", "viewed"]) if own != heads and heads % own == 0 and own == value_heads and chance() < 0.2 else ""
+    divides = own != heads and heads % own == 0 and own == value_heads
+    repeated = pick(["copied", "viewed"]) if divides and chance() < 0.2 else ""
     length = pick([1, 7, 16, 33, 64, 100])
     width = pick(WIDTHS)
     mask = pick(MASKS)
@@ -125,9 +129,13 @@ def _mask(case: Case, dtype: torch.dtype, device: str) -> Tensor | None:
     of = torch.bool if kind == "boolean" else dtype
     rows, keys = case.length, case.keys
     four = {
-        "per batch": (case.batch, 1, rows, keys), "per head": (1, case.heads, rows, keys), "broadcast rows": (1, keys),
-        "one key": (rows, 1), "full": (case.batch, case.heads, rows, keys), "three dimensions": (case.heads, rows, keys),
-    }  # fmt: skip
+        "per batch": (case.batch, 1, rows, keys),
+        "per head": (1, case.heads, rows, keys),
+        "broadcast rows": (1, keys),
+        "one key": (rows, 1),
+        "full": (case.batch, case.heads, rows, keys),
+        "three dimensions": (case.heads, rows, keys),
+    }
     shape = four.get(where, (rows, keys))
     if case.rank != 4 and len(shape) > 2:
         shape = shape[-2:]
@@ -154,7 +162,8 @@ class _Made(TorchDispatchMode):
 
 def _layout(tensor: Tensor) -> str:
     # Where there is one element along it, or none, a stride says nothing.
-    strides = [stride if size > 1 and tensor.numel() else "-" for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    strides = [stride if size > 1 and tensor.numel() else "-" for size, stride in pairs]
     listed = lambda numbers: ",".join(map(str, numbers))
     return f"{str(tensor.dtype).removeprefix('torch.')}[{listed(tensor.shape)}]({listed(strides)})"
 
@@ -175,14 +184,16 @@ def _repeated(case: Case, tensor: Tensor) -> Tensor:
     if not case.repeated or case.rank != 4:
         return tensor
     batch, heads, rows, width = tensor.shape
+    if case.repeated == "viewed" and heads == 1:
+        return tensor.expand(batch, case.heads, rows, width)
     if case.repeated == "viewed":
-        return tensor.expand(batch, case.heads, rows, width) if heads == 1 else tensor.repeat_interleave(case.heads // heads, 1)
+        return tensor.repeat_interleave(case.heads // heads, 1)
     wide = tensor[:, :, None].expand(batch, heads, case.heads // heads, rows, width)
     return wide.reshape(batch, case.heads, rows, width)
 
 
 def outcome(case: Case, device: str) -> dict[str, Any]:
-    """The operators of forward and backward with what they return, and what is saved in between; or that it is refused."""
+    """The operators of forward and backward with what they return, and what is saved in between; or a refusal."""
     q, k, v = _inputs(case, device)
     mask = _mask(case, DTYPES[case.dtype], device)
     saved: list[str] = []
@@ -190,8 +201,8 @@ def outcome(case: Case, device: str) -> dict[str, Any]:
     try:
         with made, torch.set_grad_enabled(case.grad), _allowing(case), _saving(saved):
             out = torch.nn.functional.scaled_dot_product_attention(
-                q, _repeated(case, k), _repeated(case, v), attn_mask=mask, dropout_p=case.dropout, is_causal=case.causal,
-                scale=case.scale, enable_gqa=case.grouped,
+                q, _repeated(case, k), _repeated(case, v), attn_mask=mask, dropout_p=case.dropout,
+                is_causal=case.causal, scale=case.scale, enable_gqa=case.grouped,
             )  # fmt: skip
         if out.requires_grad:
             leaves = [tensor for tensor in (q, k, v, mask) if tensor is not None and tensor.requires_grad]

@@ -87,7 +87,7 @@ class Call:
         return aligned and widths and self._lies_by_width()
 
     def _is_plain(self, *, shares: bool, groups: bool) -> bool:
-        """What every fused kernel asks for; whether one head, or groups of them, may be fewer than those of the queries."""
+        """What every fused kernel asks for; whether it takes one head, or groups of them, for all those of queries."""
         q, k, v = self.q, self.k, self.v
         if not (q.dim() == k.dim() == v.dim() == 4):
             return False
@@ -182,7 +182,7 @@ def _run_on_cuda(call: Call) -> Tensor:
     )[0]
 
 
-def flash_backward_meta(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> list[Tensor]:
+def flash_backward_meta(_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> list[Tensor]:
     """Gradients are made for heads that lie in rows; it shows where keys and values are views of fewer heads."""
     return [torch.empty_like(tensor.transpose(1, 2)).transpose(1, 2) for tensor in (query, key, value)]
 
