@@ -63,12 +63,13 @@ def test_the_rule(fields: dict[str, Any], kernel: str) -> None:
     assert chosen(**fields) == kernel
 
 
-def test_before_2_14_only_flash_takes_grouped_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rematic._capture.attention.SHARES_HEADS", False)
+def test_before_2_14_less_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rematic._capture.attention.HAS_RULES_OF_2_14", False)
     grouped = {"key_heads": 2, "value_heads": 2, "grouped": True}
     assert chosen(**grouped) == "math"
     assert chosen(**grouped, dtype="bf16") == "flash"
     assert chosen(key_heads=1, value_heads=1, dtype="bf16") == "math"
+    assert chosen(rank=3) == "math"
 
 
 def test_cudnn_alone_is_refused() -> None:

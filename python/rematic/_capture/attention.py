@@ -23,10 +23,10 @@ BIAS_ALIGNMENT = 8
 FLASH_MAX_WIDTH = 256
 # `minimum_gemm_alignment` there, from Ampere on: 16 bytes.
 EFFICIENT_ALIGNMENT = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
-# Every fused kernel takes one head of keys and values for all queries since then, and the memory-efficient one grouped
-# heads; before, only flash took either, when told to (`check_batch_size_and_num_heads_dense` in sdp_utils_cpp.h).
-GROUPS_SINCE = (2, 14)
-SHARES_HEADS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= GROUPS_SINCE
+# Since then queries of three dimensions are a batch of one, every fused kernel takes one head of keys and values for
+# all queries, and the memory-efficient one grouped heads; before, only flash took those, when told to
+# (`check_batch_size_and_num_heads_dense` in sdp_utils_cpp.h).
+HAS_RULES_OF_2_14 = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
 
 
 def _needs_grad(*tensors: Tensor | None) -> bool:
@@ -70,7 +70,7 @@ class Call:
         return (
             self.mask is None
             and q.dtype in HALF
-            and self._is_plain(shares=SHARES_HEADS, groups=True)
+            and self._is_plain(shares=HAS_RULES_OF_2_14, groups=True)
             and (self._lies_by_width() or q.size(3) == 1)
             and q.size(3) == k.size(3) == v.size(3) <= FLASH_MAX_WIDTH
             and not (self.causal and q.size(2) != k.size(2))
@@ -79,7 +79,7 @@ class Call:
     def _takes_efficient(self) -> bool:
         q, k, v = self.q, self.k, self.v
         alignment = EFFICIENT_ALIGNMENT.get(q.dtype)
-        if alignment is None or not self._is_plain(shares=SHARES_HEADS, groups=SHARES_HEADS):
+        if alignment is None or not self._is_plain(shares=HAS_RULES_OF_2_14, groups=HAS_RULES_OF_2_14):
             return False
         # `check_data_ptr_alignment_mem_efficient`: the allocator's blocks are aligned, so the place in one decides.
         aligned = all(tensor.storage_offset() % alignment == 0 or not tensor.numel() for tensor in (q, k, v))
@@ -120,7 +120,7 @@ def _allowed() -> list[SDPBackend]:
 
 def _with_batch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Queries, keys and values of three dimensions are those of a batch of one."""
-    if not q.dim() == k.dim() == v.dim() == 3:
+    if not HAS_RULES_OF_2_14 or not q.dim() == k.dim() == v.dim() == 3:
         return q, k, v, mask
     q, k, v = (tensor.unsqueeze(0) for tensor in (q, k, v))
     while mask is not None and 2 <= mask.dim() < 4:
