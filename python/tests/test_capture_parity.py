@@ -122,6 +122,15 @@ def test_seed_test_numbers(native: Stats, stats: Stats) -> None:
         ("mistral", DECODER | {"sliding_window": 16}, "bf16"),
         ("mistral", DECODER | {"sliding_window": None}, "bf16"),
         ("qwen3", DECODER | {"head_dim": 32}, "bf16"),
+        ("qwen3", DECODER | {"head_dim": 32}, "fp32"),
+        ("llama", DECODER | {"num_key_value_heads": 1}, "fp32"),
+        ("mistral", DECODER | {"sliding_window": 16}, "fp32"),
+        # Widths that a kernel does not take as they are, or not at all.
+        ("llama", DECODER | {"head_dim": 20}, "bf16"),
+        ("llama", DECODER | {"head_dim": 6}, "fp32"),
+        ("llama", DECODER | {"head_dim": 264}, "bf16"),
+        ("llama", DECODER | {"head_dim": 260}, "bf16"),
+        ("gpt2", GPT2 | {"n_embd": 72, "n_head": 12}, "fp32"),
     ],
 )
 def test_hugging_face_equals_native(

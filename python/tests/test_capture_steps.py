@@ -265,7 +265,8 @@ def test_rms_norm_and_batch_norm_run_the_kernels_of_cuda() -> None:
         (torch.bfloat16, (4, 4), {"is_causal": True}, "_scaled_dot_product_flash_attention.default"),
         (torch.bfloat16, (4, 2), {"enable_gqa": True}, "_scaled_dot_product_flash_attention.default"),
         (torch.bfloat16, (4, 4), {"attn_mask": True}, "_scaled_dot_product_efficient_attention.default"),
-        (torch.float32, (4, 2), {"enable_gqa": True}, "_safe_softmax.default"),
+        (torch.float32, (4, 2), {"enable_gqa": True}, "_scaled_dot_product_efficient_attention.default"),
+        (torch.float32, (4, 1), {}, "_scaled_dot_product_efficient_attention.default"),
         (torch.float64, (4, 4), {}, "_safe_softmax.default"),
     ],
 )

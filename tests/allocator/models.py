@@ -111,6 +111,15 @@ MODELS: dict[str, Callable[[], Model]] = {
     "mistral": lambda: decoder({"model_type": "mistral", **GROUPED, "sliding_window": None}, 2, 1024, HALF, native=True),
     "llama-sgd": lambda: decoder({"model_type": "llama", **GROUPED}, 3, 777, HALF, "sgd-momentum", native=True),
     "llama-single": lambda: decoder({"model_type": "llama", **GROUPED}, 2, 600, optimizer="sgd", native=True),
+    "llama-single-captured": lambda: decoder({"model_type": "llama", **GROUPED}, 2, 600, optimizer="sgd"),
+    "qwen3-single": lambda: decoder({"model_type": "qwen3", **GROUPED, "head_dim": 128}, 4, 1024, optimizer="sgd"),
+    "mistral-single": lambda: decoder(
+        {"model_type": "mistral", **GROUPED, "num_key_value_heads": 1, "sliding_window": None}, 4, 1000,
+        optimizer="sgd-momentum", native=True),
+    "llama-dropping": lambda: decoder({"model_type": "llama", **GROUPED, "attention_dropout": 0.1}, 4, 512, native=True),
+    "llama-odd-heads": lambda: decoder({"model_type": "llama", **GROUPED, "head_dim": 52}, 4, 512, HALF, "sgd", native=True),
+    "llama-wide-heads": lambda: decoder({"model_type": "llama", **GROUPED, "head_dim": 264}, 4, 512, HALF, "sgd", native=True),
+    "llama-math": lambda: decoder({"model_type": "llama", **GROUPED, "head_dim": 54}, 4, 512, optimizer="sgd", native=True),
     "qwen2": lambda: decoder({"model_type": "qwen2", **GROUPED}, 2, 1024, HALF),
     "opt": lambda: decoder(
         {"model_type": "opt", **WIDE, "ffn_dim": 4096, "word_embed_proj_dim": 1024, "max_position_embeddings": 2048}, 2, 512),

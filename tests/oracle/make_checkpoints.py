@@ -38,7 +38,9 @@ CASES = [
     (config(LLAMA, dtype="bf16"), LAYERS, []),
     (config(LLAMA, dtype="bf16"), LAYERS, ["mm.default", "silu.default"]),
     (config(LLAMA, dtype="bf16"), ["model"], ["mm.default"]),
-    (config(LLAMA), ["model.layers.1.mlp", "model.layers.0.self_attn"], ["mul.Tensor", "_safe_softmax.default"]),
+    (config(LLAMA, attention="math"), ["model.layers.1.mlp", "model.layers.0.self_attn"],
+     ["mul.Tensor", "_safe_softmax.default"]),
+    (config(LLAMA), ["model.layers.1.mlp", "model.layers.0.self_attn"], ["mul.Tensor", ATTENTION]),
     (config(QWEN3, dtype="bf16"), LAYERS, ["rsqrt.default", "cat.default", FLASH]),
 ]
 

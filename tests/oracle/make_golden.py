@@ -106,6 +106,11 @@ CASES = {
     "llama-fp32": hf(LLAMA, ALL_HEADS),
     "llama-fp32-grouped": hf(LLAMA),
     "llama-fp32-grouped-batch-1": hf(LLAMA, {"num_key_value_heads": 1}, batch=1, seq=33),
+    "llama-fp32-grouped-math": hf(LLAMA, attention="math"),
+    "llama-fp32-one-head-math-batch-1": hf(LLAMA, {"num_key_value_heads": 1}, batch=1, seq=33, attention="math"),
+    "llama-fp32-odd-width": hf(LLAMA, {"head_dim": 6}),
+    "llama-fp16-odd-width": hf(LLAMA, {"head_dim": 20}, dtype="fp16"),
+    "llama-bf16-wide": hf(LLAMA, {"head_dim": 264}, dtype="bf16"),
     "llama-fp32-batch-1": hf(LLAMA, ALL_HEADS, batch=1),
     "llama-bf16": hf(LLAMA, dtype="bf16"),
     "llama-bf16-batch-1": hf(LLAMA, batch=1, seq=1, dtype="bf16"),
@@ -118,11 +123,13 @@ CASES = {
     "llama-fp32-biases-batch-1": hf(LLAMA, ALL_HEADS, {"attention_bias": True, "mlp_bias": True}, batch=1),
     "llama-head-dim-dropout": hf(LLAMA, ALL_HEADS, {"head_dim": 24, "attention_dropout": 0.1}),
     "llama-grouped-dropout": hf(LLAMA, {"attention_dropout": 0.1}),
+    "llama-grouped-dropout-math": hf(LLAMA, {"attention_dropout": 0.1}, attention="math"),
     "llama-rope-llama3": hf(LLAMA, {"rope_scaling": LLAMA3_ROPE}, seq=37, dtype="bf16", optimizer="adamw"),
     "llama-bf16-math": hf(LLAMA, dtype="bf16", attention="math"),
     "llama-bf16-efficient": hf(LLAMA, ALL_HEADS, dtype="bf16", attention="efficient"),
+    "llama-bf16-efficient-grouped": hf(LLAMA, dtype="bf16", attention="efficient"),
     "llama-gelu": hf(LLAMA, {"hidden_act": "gelu"}, dtype="bf16", optimizer="sgd-momentum"),
-    "llama-seq-1-math": hf(LLAMA, seq=1),
+    "llama-seq-1-math": hf(LLAMA, seq=1, attention="math"),
     # Llama's relatives.
     "mistral-bf16": hf(MISTRAL, dtype="bf16"),
     "mistral-fp32-below-window": hf(MISTRAL, ALL_HEADS, {"sliding_window": 100, "head_dim": 16}),
@@ -257,11 +264,11 @@ def random_case(pick):
         "batch": pick.choice([1, 1, 2, 3]), "seq": pick.choice([1, 2, 16, 31, 33, 64, 100]),
         "dtype": pick.choice(["fp32", "bf16", "fp16"]), "optimizer": pick.choice(["adam", "adamw", "sgd", "sgd-momentum"]),
     }
-    layers, heads, width = pick.choice([1, 2, 3]), pick.choice([1, 2, 4, 6]), pick.choice([8, 16, 24, 64])
+    layers, heads, width = pick.choice([1, 2, 3]), pick.choice([1, 2, 4, 6]), pick.choice([6, 8, 16, 20, 24, 64])
     dropout = lambda: pick.choice([0.0, 0.1])
     vocab, flag = pick.choice([1, 97, 512, 1001]), lambda: pick.choice([True, False])
     family = pick.choice(["seed", "gpt2", "llama", "mistral", "qwen2", "qwen3"])
-    groups, windowed = 1, False
+    windowed = False
     if family == "seed":
         case = {
             "model": "seed-transformer", "layers": layers, "dim": heads * width, "heads": heads, "vocab": vocab,
@@ -279,7 +286,7 @@ def random_case(pick):
         case = {"model": "config", "config": {
             "model_type": family, "vocab_size": vocab, "hidden_size": heads * width,
             "intermediate_size": pick.choice([1, 48, 200]), "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": heads // groups, "head_dim": pick.choice([width, 8, 40]),
+            "num_key_value_heads": heads // groups, "head_dim": pick.choice([width, 8, 40, 264]),
             "max_position_embeddings": 128, "hidden_act": pick.choice(["silu", "gelu", "relu", "gelu_pytorch_tanh"]),
             "attention_dropout": dropout(), "tie_word_embeddings": flag(),
         }}
@@ -298,9 +305,10 @@ def random_case(pick):
         if family == "qwen2":
             case["config"]["head_dim"] = width
     kernels = ["auto", "auto", "math"]
-    if options["dtype"] != "fp32" and not windowed:
+    wide = case.get("config", {}).get("head_dim", width)
+    if options["dtype"] != "fp32" and not windowed and wide <= 256:
         kernels.append("flash")
-    if groups == 1:
+    if wide % (4 if options["dtype"] == "fp32" else 8) == 0:
         kernels.append("efficient")
     return case | options | {"attention": pick.choice(kernels)}
 

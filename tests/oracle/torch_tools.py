@@ -57,8 +57,30 @@ LIBRARY = torch.library.Library("aten", "IMPL")
 LIBRARY.impl("dropout", dropout_as_on_cuda, "AutogradMeta")
 
 
-# `mem_eff_alignment` in ATen/native/transformers/attention.cpp
+# `mem_eff_alignment` and `pad_last_dim<8>` in ATen/native/transformers/attention.cpp
 BIAS_ALIGNMENT = 8
+FLASH_WIDTH_ALIGNMENT = 8
+# `check_head_dim_size_flash` and `minimum_gemm_alignment` in cuda/sdp_utils.cpp there
+FLASH_WIDEST = 256
+EFFICIENT_WIDTH_ALIGNMENT = {torch.float32: 4, torch.bfloat16: 8, torch.float16: 8}
+
+
+def kernel_on_cuda(q, mask):
+    """What `select_sdp_backend` takes for the steps of these models; both fused kernels take grouped heads."""
+    if q.dtype != torch.float32 and mask is None and q.size(-1) <= FLASH_WIDEST:
+        return "flash"
+    return "math" if q.size(-1) % EFFICIENT_WIDTH_ALIGNMENT[q.dtype] else "efficient"
+
+
+def flash_as_on_cuda(q, k, v, dropout_p, is_causal, scale):
+    """What `at::scaled_dot_product_attention` makes of heads whose width flash attention does not take as it is."""
+    width = q.size(-1)
+    missing = -width % FLASH_WIDTH_ALIGNMENT
+    if missing:
+        scale = width**-0.5 if scale is None else scale
+        q, k, v = (torch.nn.functional.pad(tensor, (0, missing)) for tensor in (q, k, v))
+    out = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
+    return out[..., :width] if missing else out
 
 
 def bias_as_on_cuda(mask, q, k):
@@ -88,17 +110,11 @@ class CudaDispatch(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def attention(self, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-        kernel = self.kernel
-        if kernel == "auto":
-            if q.dtype != torch.float32 and attn_mask is None:
-                kernel = "flash"  # takes grouped keys and values as they are
-            else:
-                kernel = "math" if enable_gqa else "efficient"
+        kernel = kernel_on_cuda(q, attn_mask) if self.kernel == "auto" else self.kernel
         if kernel == "flash":
             assert attn_mask is None, "flash takes no mask"
-            return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
+            return flash_as_on_cuda(q, k, v, dropout_p, is_causal, scale)
         if kernel == "efficient":
-            assert not enable_gqa, "the memory-efficient kernel takes no grouped heads"
             attn_mask = None if attn_mask is None else bias_as_on_cuda(attn_mask, q, k)
             return aten._scaled_dot_product_efficient_attention(
                 q, k, v, attn_mask, q.requires_grad, dropout_p, is_causal, scale=scale

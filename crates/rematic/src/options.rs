@@ -75,7 +75,7 @@ pub const OPTIMIZERS: &[Named<Optimizer>] = &[
 pub const ATTENTION: &[Named<AttentionKernel>] = &[
     named("auto", AttentionKernel::Auto, "What PyTorch picks on CUDA"),
     named("flash", AttentionKernel::Flash, "Flash attention; half precision only"),
-    named("efficient", AttentionKernel::Efficient, "The memory-efficient kernel; no grouped heads"),
+    named("efficient", AttentionKernel::Efficient, "The memory-efficient kernel"),
     named("math", AttentionKernel::Math, "Plain matrix products and softmax"),
 ];
 /// `dtype`.

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from .attention import attention_on_cpu, attention_on_cuda
+from .attention import attention_on_cpu, attention_on_cuda, flash_backward_meta
 from .autocast import Autocast, Kernel
 from .convolution import CPU_CONVOLUTIONS, CUDA_CONVOLUTIONS, Convolutions
 from .cudnn import CUDNN_META, CUDNN_ON_CUDA
@@ -110,6 +110,7 @@ CUDA_META: dict[str, Kernel] = {
     **META,
     **_convolutions(CUDA_CONVOLUTIONS),
     **CUDNN_META,
+    "_scaled_dot_product_flash_attention_backward": flash_backward_meta,
     "_fused_rms_norm": fused_rms_norm_meta,
     "_fused_rms_norm_backward": fused_rms_norm_backward_meta,
 }

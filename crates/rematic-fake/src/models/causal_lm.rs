@@ -130,8 +130,10 @@ pub(super) fn attend(
     mask: Option<&Tensor>,
 ) -> Tensor {
     let group = queries.size(1) / keys.size(1).max(1);
-    // Fused kernels that take a mask take no grouped heads.
-    let repeated = (mask.is_some() && group > 1).then(|| (repeat_kv(keys, group), repeat_kv(values, group)));
+    // `use_gqa_in_sdpa`: with a mask, or wider heads than this, it repeats them itself.
+    const WIDEST_GROUPED: u64 = 256;
+    let repeats = group > 1 && (mask.is_some() || keys.size(3) > WIDEST_GROUPED);
+    let repeated = repeats.then(|| (repeat_kv(keys, group), repeat_kv(values, group)));
     let (keys, values) = repeated.as_ref().map_or((keys, values), |(keys, values)| (keys, values));
     // A single position counts as decoding, and sees all.
     let attention = Attention { causal: queries.size(2) > 1, ..attention };

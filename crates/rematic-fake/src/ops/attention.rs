@@ -12,13 +12,13 @@ use crate::tensor::Tensor;
 /// Which kernel runs scaled-dot-product attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionKernel {
-    /// What PyTorch picks on CUDA: flash for half precision; memory-efficient for fp32; math for fp32 with grouped
-    /// heads, which neither of the others takes.
+    /// What PyTorch picks on CUDA: flash for half precision without a mask; else memory-efficient; math for widths of
+    /// heads that neither of the others takes.
     #[default]
     Auto,
     /// Flash attention; half precision only.
     Flash,
-    /// The memory-efficient kernel; no grouped heads.
+    /// The memory-efficient kernel.
     Efficient,
     /// Plain matrix products and softmax.
     Math,
@@ -76,8 +76,6 @@ impl Attention {
     /// `[batch, heads, positions, positions]`, stands in for causality.
     #[must_use]
     pub fn attend(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
-        let grouped = query.size(1) != key.size(1);
-        let half = query.dtype() != Dtype::F32;
         let fits = query.shape().len() == 4
             && key.shape() == value.shape()
             && query.size(0) == key.size(0)
@@ -92,41 +90,36 @@ impl Attention {
             });
             return query.clone();
         }
-        let refuse = |rule: String| {
+        let refused = match self.kernel {
+            AttentionKernel::Flash => refused_by_flash(query, mask.is_some()),
+            AttentionKernel::Efficient => refused_by_efficient(query),
+            AttentionKernel::Auto | AttentionKernel::Math => None,
+        };
+        if let Some(rule) = refused {
             query.tape().fail(FakeError::Option { name: "attention".to_owned(), value: self.kernel.to_string(), rule });
-            query.clone()
-        };
-        let masked = mask.is_some();
-        let efficient = || {
-            let bias = mask.map(|mask| mask.as_bias(query.dtype()).aligned_bias(query, key));
-            efficient(query, key, value, bias.as_ref())
-        };
-        match self.kernel {
-            AttentionKernel::Auto if half && !masked => flash(query, key, value, self.dropout),
-            AttentionKernel::Auto if !grouped => efficient(),
+            return query.clone();
+        }
+        match self.chosen(query, mask.is_some()) {
+            AttentionKernel::Flash => padded_flash(query, key, value, self.dropout),
+            AttentionKernel::Efficient => {
+                let bias = mask.map(|mask| mask.as_bias(query.dtype()).aligned_bias(query, key));
+                efficient(query, key, value, bias.as_ref())
+            }
             AttentionKernel::Auto | AttentionKernel::Math => {
                 let bias = mask.map(|mask| mask.as_bias(query.dtype()));
                 self.math(query, key, value, bias.as_ref())
             }
-            AttentionKernel::Flash if masked => refuse(format!(
-                "flash attention takes no mask, and a sliding window needs one; use {}",
-                Opt("attention").to("efficient")
-            )),
-            AttentionKernel::Flash if half => flash(query, key, value, self.dropout),
-            AttentionKernel::Flash => refuse(format!(
-                "flash attention takes bf16 and fp16, but the step is in {}; use {} or {}",
-                query.dtype().spelled(),
-                Opt("dtype").to("bf16"),
-                Opt("attention").to("auto")
-            )),
-            AttentionKernel::Efficient if !grouped => efficient(),
-            AttentionKernel::Efficient => refuse(format!(
-                "the memory-efficient kernel takes no grouped heads, but {} query heads share {} key heads; \
-                 use {}",
-                query.size(1),
-                key.size(1),
-                Opt("attention").to("auto")
-            )),
+        }
+    }
+
+    /// `select_sdp_backend` of `sdp_utils.cpp`, as far as steps of models differ in what it looks at: flash, else
+    /// memory-efficient, else math. Both take keys and values with fewer heads.
+    fn chosen(&self, query: &Tensor, masked: bool) -> AttentionKernel {
+        match self.kernel {
+            AttentionKernel::Auto if refused_by_flash(query, masked).is_none() => AttentionKernel::Flash,
+            AttentionKernel::Auto if refused_by_efficient(query).is_none() => AttentionKernel::Efficient,
+            AttentionKernel::Auto => AttentionKernel::Math,
+            told => told,
         }
     }
 
@@ -161,6 +154,51 @@ impl Attention {
     }
 }
 
+/// The widest heads that flash attention takes (`check_head_dim_size_flash`).
+const FLASH_WIDEST: u64 = 256;
+
+/// Why flash attention does not take these queries, if it does not (`can_use_flash_attention`).
+fn refused_by_flash(query: &Tensor, masked: bool) -> Option<String> {
+    if masked {
+        Some(format!(
+            "flash attention takes no mask, and a sliding window needs one; use {}",
+            Opt("attention").to("efficient")
+        ))
+    } else if query.dtype() == Dtype::F32 {
+        Some(format!(
+            "flash attention takes bf16 and fp16, but the step is in {}; use {} or {}",
+            query.dtype().spelled(),
+            Opt("dtype").to("bf16"),
+            Opt("attention").to("auto")
+        ))
+    } else if query.size(3) > FLASH_WIDEST {
+        Some(format!(
+            "flash attention takes heads up to {FLASH_WIDEST} wide, but these are {} wide; use {}",
+            query.size(3),
+            Opt("attention").to("auto")
+        ))
+    } else {
+        None
+    }
+}
+
+/// The memory-efficient kernel reads heads in steps of this many bytes (`minimum_gemm_alignment`, from Ampere on).
+const EFFICIENT_STEP: u64 = 16;
+
+/// Why the memory-efficient kernel does not take these queries, if it does not (`check_head_dim_size_mem_efficient`).
+fn refused_by_efficient(query: &Tensor) -> Option<String> {
+    let step = EFFICIENT_STEP / query.dtype().size().max(1);
+    let width = query.size(3);
+    (!width.is_multiple_of(step)).then(|| {
+        format!(
+            "the memory-efficient kernel takes heads whose width is a multiple of {step} in {}, but these are {width} \
+             wide; use {}",
+            query.dtype().spelled(),
+            Opt("attention").to("auto")
+        )
+    })
+}
+
 /// `[batch, heads, positions, width]` that lies as `[batch, positions, heads, width]`.
 fn heads_inside(like: &Tensor) -> Layout {
     let [batch, heads, positions, width] = *like.shape() else { return like.layout().clone() };
@@ -173,6 +211,20 @@ fn heads_inside(like: &Tensor) -> Layout {
 /// The order of dimensions of `tensor`, without gaps.
 fn dense_like(tensor: &Tensor) -> Layout {
     elementwise_layout(tensor.dtype(), &[tensor.layout()]).unwrap_or_else(|| tensor.layout().clone())
+}
+
+/// Flash attention wants widths that are multiples of this (`pad_last_dim<8>` in `attention.cpp`).
+const FLASH_WIDTH_ALIGNMENT: u64 = 8;
+
+/// Flash attention of heads of any width: filled up before it, and cut off after.
+fn padded_flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
+    let width = query.size(3);
+    let missing = width.next_multiple_of(FLASH_WIDTH_ALIGNMENT) - width;
+    if missing == 0 {
+        return flash(query, key, value, dropout);
+    }
+    let [query, key, value] = [query, key, value].map(|tensor| tensor.padded_width(missing));
+    flash(&query, &key, &value, dropout).slice(-1, 0, width)
 }
 
 fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
@@ -285,6 +337,23 @@ impl Tensor {
             padded.slice(-1, 0, keys)
         };
         rows.expand(&shape)
+    }
+
+    /// Zeros behind the last dimension; its gradient is cut by as much.
+    fn padded_width(&self, count: u64) -> Tensor {
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        let mut wide = self.shape().to_vec();
+        if let Some(width) = wide.last_mut() {
+            *width = width.saturating_add(count);
+        }
+        let pad = "constant_pad_nd.default";
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let cut = Kernel::new(pad, &[gradients.output()], vec![Out::New(own)]);
+            vec![Some(gradients.tape.launch_one(cut))]
+        });
+        let kernel = Kernel::new(pad, &[self], vec![Out::New(Layout::contiguous(self.dtype(), &wide))]);
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
     fn scale(&self) -> Tensor {

@@ -43,7 +43,7 @@ fn checkpointed_steps_equal_torch() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints.json.zst");
     let text = zstd::decode_all(std::fs::File::open(path).unwrap()).unwrap();
     let steps: Steps = serde_json::from_slice(&text).unwrap();
-    assert_eq!(steps.cases.len(), 14);
+    assert_eq!(steps.cases.len(), 15);
     for case in &steps.cases {
         let trace = case.setup.model().trace().unwrap();
         let regions = Regions::new(&trace);

@@ -103,15 +103,23 @@ fn a_device_in_capitals_is_known() {
 #[test]
 fn attention_kernels_say_what_they_do_not_take() {
     stats("seed-transformer", "--attention flash --dtype fp32", &["flash", "fp32", "--dtype bf16", "--attention auto"]);
-    for dtype in ["fp32", "bf16"] {
-        let options = format!("--attention efficient --dtype {dtype}");
-        stats("llama-3-8b", &options, &["32 query heads", "8 key heads", "--attention auto"]);
+    for (dtype, heads, width, multiple) in
+        [("fp32", 128, "6 wide", "multiple of 4"), ("bf16", 64, "12 wide", "multiple of 8")]
+    {
+        let options = format!("--attention efficient --dtype {dtype} --heads {heads}");
+        stats("seed-transformer", &options, &[width, multiple, dtype, "--attention auto"]);
     }
+    let wide = "--attention flash --dtype bf16 --dim 1040 --heads 4";
+    stats("seed-transformer", wide, &["260 wide", "up to 256", "--attention auto"]);
 }
 
 #[test]
 fn the_advice_about_attention_helps() {
-    for arguments in [["--attention", "auto", "--dtype", "fp32"], ["--attention", "flash", "--dtype", "bf16"]] {
+    for arguments in [
+        ["--attention", "auto", "--dtype", "fp32"],
+        ["--attention", "efficient", "--dtype", "fp32"],
+        ["--attention", "flash", "--dtype", "bf16"],
+    ] {
         let ran = run(&[["stats", "llama-3-8b", "--layers", "1"].as_slice(), &arguments].concat());
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{arguments:?}");
     }
