@@ -56,7 +56,7 @@ def _watch_modules(torch):
         if compiling():
             return
         if isinstance(module, cudnns):
-            assumptions.assume("convolutions and recurrent layers take PyTorch's own kernels; scratch of cuDNN's is not counted")
+            assumptions.assume("convolutions and recurrent layers take PyTorch's own kernels; scratch of cuDNN's is not counted", line=False)
         stack = _inside.__dict__.setdefault("stack", [])
         if not stack and not any(known() is module for known in _models):
             _models.append(weakref.ref(module))
