@@ -5,6 +5,7 @@ import sys
 import sysconfig
 import threading
 import traceback
+import warnings
 import weakref
 from collections import deque
 
@@ -72,6 +73,8 @@ def _watch_modules(torch):
                 _calls.append((first, number(), entered))
                 return
 
+    # `torch.compile` warns of hooks on all modules, which are these.
+    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
     torch.nn.modules.module.register_module_forward_pre_hook(entered)
     torch.nn.modules.module.register_module_forward_hook(left, always_call=True)
 
