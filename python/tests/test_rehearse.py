@@ -280,7 +280,7 @@ def test_convolutions_run_and_what_is_not_counted_of_cudnn_is_said(tmp_path):
     script.write_text(CONVOLUTIONS)
     code, found = answer(script=script)
     assert code == 0 and found["steps"] == 3
-    assert any("scratch of cuDNN's is not counted" in assumed["text"] for assumed in found["assumed"])
+    assert any("cuDNN's, and its workspace, are not counted" in assumed["text"] for assumed in found["assumed"])
 
 
 WAITS = """

@@ -30,6 +30,7 @@ const HOOK: &[(&str, &str)] = hook! {
     "rematic_rehearsal/assumptions.py"
     "rematic_rehearsal/choices.py"
     "rematic_rehearsal/counts.py"
+    "rematic_rehearsal/cudnn.py"
     "rematic_rehearsal/ending.py"
     "rematic_rehearsal/groups.py"
     "rematic_rehearsal/imports.py"

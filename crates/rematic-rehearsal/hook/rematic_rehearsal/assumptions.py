@@ -26,12 +26,6 @@ def assume(text, line=True):
         report.write(assumed=[{"text": told, "lines": made["lines"]} for told, made in _made.items()])
 
 
-def without_cudnn(torch):
-    """cuDNN is not there: its attention and convolutions are those of PyTorch itself."""
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.backends.cudnn.enabled = False
-
-
 def not_packed(masking):
     """transformers asks the device whether several sequences are packed into one; zeros would mean yes."""
     if hasattr(masking, "find_packed_sequence_indices"):
