@@ -51,8 +51,8 @@ GOLDEN = {
     ("seed", "a100-80"): (2_740_549_640, 2_740_550_656, 3_019_898_880),
     ("gpt2", "h100"): (5_307_542_536, 5_316_745_216, 5_662_310_400),
 }
-# The same of `rehearsed/compiled.py` after three steps.
-COMPILED = (267_533_320, 267_534_336, 390_070_272)
+# The same of `rehearsed/compiled.py` after three steps: where kernels are compiled and measured, and where a cache has them.
+COMPILED = ((267_533_320, 267_534_336, 390_070_272), (257_075_208, 257_076_224, 320_864_256))
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids="-".join)
@@ -272,7 +272,7 @@ def test_a_compiled_model_runs_unchanged():
     code, found = answer("--device", "h100", script=SCRIPTS / "compiled.py")
     memory = found["memory"]
     assert code == 0 and found["steps"] == 3
-    assert (found["requested_bytes"], memory["allocated_bytes"], memory["reserved_bytes"]) == COMPILED
+    assert (found["requested_bytes"], memory["allocated_bytes"], memory["reserved_bytes"]) in COMPILED
 
 
 def test_convolutions_run_and_what_is_not_counted_of_cudnn_is_said(tmp_path):
