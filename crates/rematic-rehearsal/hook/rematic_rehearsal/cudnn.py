@@ -8,7 +8,7 @@ _CONVOLUTIONS = (
     "slow_conv_transpose2d", "slow_conv_transpose3d",
 )
 _WORKSPACE = "convolutions take PyTorch's own kernels and a small buffer; cuDNN's, and its workspace, are not counted"
-_STEP_BY_STEP = "recurrent layers run step by step in PyTorch's own kernels, which keep more for backward than cuDNN does"
+_STEP_BY_STEP = "recurrent layers run step by step in PyTorch's own kernels, which keep other tensors for backward than cuDNN does"
 _torch = None
 
 
