@@ -5,10 +5,13 @@ Needs a CUDA build of PyTorch that can be rehearsed; no GPU. The scripts are in 
 
 import importlib
 import json
+import os
 import pickle
 import resource
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,8 @@ GOLDEN = {
     ("seed", "a100-80"): (2_740_549_640, 2_740_550_656, 3_019_898_880),
     ("gpt2", "h100"): (5_307_542_536, 5_316_745_216, 5_662_310_400),
 }
+# The same of `rehearsed/compiled.py` after three steps: where kernels are compiled and measured, and where a cache has them.
+COMPILED = ((267_533_320, 267_534_336, 390_070_272), (257_075_208, 257_076_224, 320_864_256))
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids="-".join)
@@ -121,6 +126,18 @@ for _ in range(25):
     except torch.OutOfMemoryError:
         pass
 kept = torch.zeros(1 << 20, device="cuda")
+"""
+
+
+CONVOLUTIONS = """
+import torch
+from torch import nn
+net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(10)).cuda()
+net(torch.zeros(2, 3, 32, 32, device="cuda"))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(4):
+    net(torch.randn(8, 3, 32, 32, device="cuda")).sum().backward()
+    optimizer.step()
 """
 
 
@@ -221,10 +238,97 @@ def test_settings_of_the_allocator_reach_it():
 def test_values_that_were_uploaded_or_follow_from_them_are_right():
     code, found = answer(script=SCRIPTS / "values.py")
     assert code == 0
-    # The script checks the values itself; two of its reads ask for what only a kernel would know.
-    assert found["reads"]["unknown"] == 2
+    # The script checks the values itself; three of its reads ask for what only a kernel would know.
+    assert found["reads"]["unknown"] == 3
     assert found["reads"]["known"] > 10
     assert "values.py" in found["reads"]["lines"][0]["file"]
+
+
+@pytest.mark.parametrize("way", ["nonzero", "bincount"])
+def test_experts_are_balanced_and_the_line_that_routes_is_told(way):
+    script = SCRIPTS / "experts.py"
+    code, found = answer(script=script, arguments=["router", way])
+    # The same with a choice that is uploaded: the same memory.
+    _, expected = answer(script=script, arguments=["uploaded", way])
+    assert code == 0 and found["steps"] == 3 and found["reads"]["unknown"] == 0
+    assert found["requested_bytes"] == expected["requested_bytes"]
+    (assumed,) = found["assumed"]
+    assert "takes each of 8 equally often" in assumed["text"]
+    (line,) = assumed["lines"]
+    assert ".topk(" in script.read_text().splitlines()[line["line"] - 1]
+
+
+def test_a_mask_that_kernels_compute_selects_nothing_and_the_line_is_told(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import torch\nx = torch.randn(9, device='cuda')\nassert x[x > 0].shape == (0,)\n")
+    code, out, _ = rehearse(script=script)
+    said = " ".join(out.split())
+    assert code == 0
+    assert "Assumed: masks that kernels compute select nothing (nonzero, boolean indexing): what is selected" in said
+    assert "script.py:3)" in said
+
+
+def test_a_compiled_model_runs_unchanged():
+    code, found = answer("--device", "h100", script=SCRIPTS / "compiled.py")
+    memory = found["memory"]
+    assert code == 0 and found["steps"] == 3
+    assert (found["requested_bytes"], memory["allocated_bytes"], memory["reserved_bytes"]) in COMPILED
+
+
+def test_convolutions_run_and_what_is_not_counted_of_cudnn_is_said(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(CONVOLUTIONS)
+    code, found = answer(script=script)
+    assert code == 0 and found["steps"] == 3
+    assert any("cuDNN's, and its workspace, are not counted" in assumed["text"] for assumed in found["assumed"])
+
+
+WAITS = """
+import pathlib, sys, time
+import torch
+kept = torch.zeros(8, device="cuda")
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "shell"), [(signal.SIGINT, "SIGINT (Ctrl-C)", False), (signal.SIGTERM, "SIGTERM", True)]
+)
+def test_an_interrupted_rehearsal_ends_the_script_and_leaves_nothing_behind(tmp_path, number, name, shell):
+    script, ready, files = tmp_path / "script.py", tmp_path / "ready", tmp_path / "files"
+    script.write_text(WAITS)
+    files.mkdir()
+    run = "import sys; from rematic._command import main; sys.exit(main())"
+    command = [sys.executable, str(script), str(ready)]
+    if shell:
+        # A command after it, so that the shell does not become it.
+        command = ["sh", "-c", " ".join(command) + "; true"]
+    started = subprocess.Popen(
+        [sys.executable, "-c", run, "rehearse", "--", *command],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(files)},
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not ready.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert ready.exists()
+        started.send_signal(number)
+        _, error = started.communicate(timeout=30)
+    finally:
+        started.kill()
+    assert started.returncode == 128 + number
+    assert f"interrupted by {name} after 0 optimizer steps; the script was ended too" in error
+    assert [path.name for path in files.glob("rematic-*")] == []
+    others = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(script) in _text(path)]
+    assert others == []
+
+
+def _text(path):
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,12 @@ pub unsafe extern "C" fn rematic_poke(to: usize, from: *const u8, size: usize) {
     }
 }
 
+/// A kernel has written a range of device memory: what was known of it is over.
+#[unsafe(no_mangle)]
+pub extern "C" fn rematic_forget(at: usize, size: usize) {
+    shadow().forget(at, size);
+}
+
 /// PyTorch's allocator tells its profiler whenever a block is handed out or comes back. What was known of that block is
 /// over. The call goes on to PyTorch's own function.
 #[unsafe(export_name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE")]

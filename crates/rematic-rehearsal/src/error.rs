@@ -82,6 +82,16 @@ pub enum RehearsalError {
         /// Whether it imported torch.
         torch: bool,
     },
+    /// Somebody ended it.
+    #[error("interrupted by {name} after {steps} optimizer step{}; the script was ended too", if *steps == 1 { "" } else { "s" })]
+    Interrupted {
+        /// The signal.
+        signal: i32,
+        /// What it is called.
+        name: &'static str,
+        /// Steps that were made until then.
+        steps: u64,
+    },
     /// The script fails by itself.
     #[error("your script failed by itself, after {steps} optimizer step{}: it ended with {ended}{last}", if *steps == 1 { "" } else { "s" })]
     Script {

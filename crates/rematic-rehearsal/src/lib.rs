@@ -5,6 +5,7 @@
 //! this crate, and written to a private directory for one run.
 
 mod error;
+mod interruption;
 mod record;
 mod run;
 mod stage;
@@ -14,5 +15,7 @@ mod stage;
 mod runtime;
 
 pub use error::RehearsalError;
-pub use record::{Counters, Line, OutOfMemory, Reads, ReadsAt, Record, Refused, Resident, Snapshot, Uncaught};
+pub use record::{
+    Assumption, Counters, Line, OutOfMemory, Reads, ReadsAt, Record, Refused, Resident, Snapshot, Uncaught,
+};
 pub use run::{Card, Rehearsal, Run};

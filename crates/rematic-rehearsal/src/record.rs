@@ -95,6 +95,15 @@ pub struct Reads {
     pub lines: Vec<ReadsAt>,
 }
 
+/// Something that was assumed because a value was not known.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Assumption {
+    /// What.
+    pub text: String,
+    /// The script's lines that needed it, the first ones; none where it is about the whole run.
+    pub lines: Vec<Line>,
+}
+
 /// A PyTorch that cannot be rehearsed.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Refused {
@@ -141,7 +150,7 @@ pub struct Record {
     /// What was read from the device.
     pub reads: Reads,
     /// What was assumed where values would decide.
-    pub assumed: Vec<String>,
+    pub assumed: Vec<Assumption>,
     /// PyTorch cannot be rehearsed.
     pub refused: Option<Refused>,
     /// What ended the script, if it was an error.

@@ -7,11 +7,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use crate::error::RehearsalError;
+use crate::interruption::{Interruption, Listener};
 use crate::record::Record;
 use crate::stage::Stage;
 
 /// GPUs of a machine, as most have them that have several.
 const LOCAL: u32 = 8;
+
+/// Where processes of a rehearsal write what they saw. By it they are known.
+pub(crate) const REPORTS: &str = "REMATIC_REHEARSAL_REPORTS";
 
 /// The card that is not there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,8 +72,16 @@ impl Rehearsal<'_> {
         let stage = Stage::new()?;
         let mut command = self.command_on(&stage)?;
         let program = command.get_program().to_string_lossy().into_owned();
-        let status = command.status().map_err(|source| RehearsalError::Start { program: program.clone(), source })?;
+        // Before the command starts, so that nothing stays behind.
+        let listener = Listener::new().map_err(RehearsalError::Stage)?;
+        let start = |source| RehearsalError::Start { program: program.clone(), source };
+        let mut child = command.spawn().map_err(start)?;
+        let (status, interruption) = listener.wait(&mut child, &stage.reports()).map_err(start)?;
         let record = Record::best(&stage.reports(), status.success());
+        if let Some(Interruption { signal, name }) = interruption {
+            let steps = record.map_or(0, |record| record.steps);
+            return Err(RehearsalError::Interrupted { signal, name, steps });
+        }
         let record = record.ok_or_else(|| RehearsalError::NoPython { program, ended: ended(status) })?;
         judged(record, status).map(|record| Run { record, world_size: self.gpus.unwrap_or(1) })
     }
@@ -87,7 +99,7 @@ impl Rehearsal<'_> {
         command.env("PYTHONPATH", first(&stage.hook(), "PYTHONPATH"));
         command.env("TRITON_LIBCUDA_PATH", stage.library());
         command.env("REMATIC_REHEARSAL_RUNTIME", stage.runtime());
-        command.env("REMATIC_REHEARSAL_REPORTS", stage.reports());
+        command.env(REPORTS, stage.reports());
         self.describe(&mut command);
         self.rank(&mut command);
         Ok(command)

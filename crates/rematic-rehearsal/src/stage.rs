@@ -28,6 +28,9 @@ const HOOK: &[(&str, &str)] = hook! {
     "sitecustomize.py"
     "rematic_rehearsal/__init__.py"
     "rematic_rehearsal/assumptions.py"
+    "rematic_rehearsal/choices.py"
+    "rematic_rehearsal/counts.py"
+    "rematic_rehearsal/cudnn.py"
     "rematic_rehearsal/ending.py"
     "rematic_rehearsal/groups.py"
     "rematic_rehearsal/imports.py"
@@ -39,6 +42,7 @@ const HOOK: &[(&str, &str)] = hook! {
     "rematic_rehearsal/values.py"
     "rematic_rehearsal/versions.py"
     "rematic_rehearsal/watching.py"
+    "rematic_rehearsal/writes.py"
 };
 
 /// The files; gone when it is dropped.

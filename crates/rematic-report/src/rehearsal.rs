@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rematic_cost::Device;
-use rematic_rehearsal::{Line, OutOfMemory, Reads, Record, Resident, Snapshot};
+use rematic_rehearsal::{Assumption, Line, OutOfMemory, Reads, Record, Resident, Snapshot};
 use rematic_trace::Bytes;
 use serde::Serialize;
 
@@ -16,8 +16,8 @@ use crate::table::{Column, Table};
 
 /// Width below which a shortened line of a script says little.
 const PLACE: usize = 24;
-/// Lines of reads that the text shows.
-const READS: usize = 3;
+/// Lines of reads, and of an assumption, that the text shows.
+const LINES: usize = 3;
 
 /// What a rehearsal says.
 #[derive(Clone, Copy)]
@@ -51,7 +51,7 @@ struct Json<'a> {
     out_of_memory: Option<JsonOutOfMemory<'a>>,
     largest: &'a [Resident],
     reads: &'a Reads,
-    assumed: &'a [String],
+    assumed: &'a [Assumption],
     snapshot: Option<String>,
 }
 
@@ -215,15 +215,16 @@ impl RehearsalReport<'_> {
             ));
         }
         if record.reads.unknown > 0 {
-            let lines: Vec<String> =
-                record.reads.lines.iter().take(READS).map(|at| format!("{}:{}", at.line.file, at.line.line)).collect();
-            let at = if lines.is_empty() { String::new() } else { format!(" (most at {})", lines.join(", ")) };
+            let at = places(" (most at ", record.reads.lines.iter().map(|at| &at.line), ")");
             let reads = plural(record.reads.unknown, "read");
             notes.push(format!(
                 "{reads} of values that were not computed got zeros{at}; what the script decides by them may differ"
             ));
         }
-        notes.extend(record.assumed.iter().map(|assumed| format!("Assumed: {assumed}")));
+        notes.extend(record.assumed.iter().map(|Assumption { text, lines }| {
+            let at = places(" (at ", lines.iter(), ")");
+            format!("Assumed: {text}{at}")
+        }));
         if let Some(path) = self.snapshot {
             let path = path.display();
             notes.push(match &record.snapshot {
@@ -277,6 +278,12 @@ fn cells(resident: &Resident) -> [String; 4] {
     [Bytes(resident.bytes).to_string(), count, place, resident.function.clone().unwrap_or_default()]
 }
 
+/// The first lines by name, between two words; nothing if there are none.
+fn places<'a>(before: &str, lines: impl Iterator<Item = &'a Line>, after: &str) -> String {
+    let names: Vec<String> = lines.take(LINES).map(|line| format!("{}:{}", line.file, line.line)).collect();
+    if names.is_empty() { String::new() } else { format!("{before}{}{after}", names.join(", ")) }
+}
+
 fn plain(style: Style, text: &str) -> String {
     style.sentence(&Sentence { lead: ("", Tone::Plain), head: text, gap: "", tail: ("", Tone::Plain) })
 }
@@ -308,7 +315,10 @@ mod tests {
             memory: Some(Counters { requested: 1000, allocated: 1 << 30, reserved: 2 << 30, retries: 0, device: 0 }),
             peak: vec![resident(Some("model.py"), 1 << 29), resident(None, 1 << 20), resident(Some(""), 512)],
             reads: Reads { unknown: 1, known: 2, lines: vec![ReadsAt { line: line("train.py"), reads: 1, bytes: 4 }] },
-            assumed: vec!["sequences are not packed".into()],
+            assumed: vec![
+                Assumption { text: "sequences are not packed".into(), lines: Vec::new() },
+                Assumption { text: "experts are balanced".into(), lines: vec![line("moe.py"), line("moe2.py")] },
+            ],
             ..Record::default()
         }
     }
@@ -356,6 +366,7 @@ Fits NVIDIA H100 SXM5 80GB (79.11 GiB) with 76.61 GiB to spare
 
 1 read of values that were not computed got zeros (most at train.py:7); what the script decides by them may differ
 Assumed: sequences are not packed
+Assumed: experts are balanced (at moe.py:7, moe2.py:7)
 ";
         assert_eq!(text, expected);
     }
@@ -427,6 +438,8 @@ It ran out of memory 25 times on the way, which the script caught: it last asked
         assert_eq!((&value["fits"], &value["out_of_memory"]), (&true.into(), &serde_json::Value::Null));
         assert_eq!(value["memory"]["reserved_bytes"], 2u64 << 30);
         assert_eq!(value["reads"]["lines"][0]["file"], "train.py");
+        assert_eq!(value["assumed"][1]["text"], "experts are balanced");
+        assert_eq!(value["assumed"][1]["lines"][0]["line"], 7);
     }
 
     #[test]

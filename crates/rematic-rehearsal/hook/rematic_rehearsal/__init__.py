@@ -5,6 +5,7 @@ Nothing here imports torch: the script may not, and does it when it likes. What 
 
 from rematic_rehearsal import (
     assumptions,
+    cudnn,
     ending,
     groups,
     imports,
@@ -30,7 +31,7 @@ def _torch(torch):
     versions.check(torch)
     reads.check()
     report.begin(torch)
-    assumptions.without_cudnn(torch)
+    cudnn.without(torch)
     steps.count(torch)
     places.watch(torch)
     reads.watch()

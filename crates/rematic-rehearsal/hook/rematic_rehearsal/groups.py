@@ -45,7 +45,7 @@ def _data_parallel(torch):
         registered(self, None, noop_hook)
 
     def register_comm_hook(self, state, hook):
-        assumptions.assume(f"the communication hook {getattr(hook, '__name__', hook)} of DDP takes no memory")
+        assumptions.assume(f"the communication hook {getattr(hook, '__name__', hook)} of DDP takes no memory", line=False)
 
     kind.__init__, kind.register_comm_hook = init, register_comm_hook
 

@@ -5,10 +5,11 @@ import sys
 import sysconfig
 import threading
 import traceback
+import warnings
 import weakref
 from collections import deque
 
-from rematic_rehearsal import assumptions, report, steps, watching
+from rematic_rehearsal import cudnn, report, steps, watching
 
 _LIBRARIES = tuple({os.path.abspath(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")})
 # Site packages lie inside of the standard library: the longer name is the better one.
@@ -50,13 +51,11 @@ def _begin(torch):
 def _watch_modules(torch):
     number = torch._C._get_sequence_nr if hasattr(torch._C, "_get_sequence_nr") else torch.autograd._get_sequence_nr
     compiling = torch.compiler.is_compiling
-    cudnns = (torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
 
     def entered(module, _inputs):
         if compiling():
             return
-        if isinstance(module, cudnns):
-            assumptions.assume("convolutions and recurrent layers take PyTorch's own kernels; scratch of cuDNN's is not counted")
+        cudnn.entered(module)
         stack = _inside.__dict__.setdefault("stack", [])
         if not stack and not any(known() is module for known in _models):
             _models.append(weakref.ref(module))
@@ -72,6 +71,8 @@ def _watch_modules(torch):
                 _calls.append((first, number(), entered))
                 return
 
+    # `torch.compile` warns of hooks on all modules, which are these.
+    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
     torch.nn.modules.module.register_module_forward_pre_hook(entered)
     torch.nn.modules.module.register_module_forward_hook(left, always_call=True)
 

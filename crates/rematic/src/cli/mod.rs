@@ -16,7 +16,8 @@ use clap::{CommandFactory, FromArgMatches};
 use owo_colors::OwoColorize;
 
 use crate::{
-    Devices, Error, ExplanationReport, Fsdp2, Limits, Options, SavedReport, Source, StepTrace, Study, Target, visible,
+    Devices, Error, ExplanationReport, Fsdp2, Limits, Options, RehearsalError, SavedReport, Source, StepTrace, Study,
+    Target, visible,
 };
 use arguments::{Arguments, DevicesArguments, ExplainArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
 use terminal::{Warnings, style};
@@ -25,7 +26,7 @@ use terminal::{Warnings, style};
 const REFUSED: u8 = 2;
 
 /// Runs the command `rematic` with these arguments, the first of which is its name, and returns its exit code: 0 done, 2
-/// error, 3 infeasible.
+/// error, 3 infeasible; 128 and the signal's number for a rehearsal that was interrupted.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let parsed = Arguments::command().try_get_matches_from(arguments);
     let parsed = parsed.and_then(|matches| Ok((Arguments::from_arg_matches(&matches)?, snapshot::given(&matches))));
@@ -58,9 +59,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             let label = "error:";
             let label = if style(&std::io::stderr()).color { label.red().bold().to_string() } else { label.to_owned() };
             // Nobody is left to tell if this fails too.
-            let error: Vec<String> = error.to_string().lines().map(visible).collect();
-            let _ = writeln!(std::io::stderr(), "{label} {}", error.join("\n"));
-            REFUSED
+            let text: Vec<String> = error.to_string().lines().map(visible).collect();
+            let _ = writeln!(std::io::stderr(), "{label} {}", text.join("\n"));
+            error.code()
         }
     }
 }
@@ -165,6 +166,18 @@ enum Failure {
     Rematic(#[from] Error),
     #[error("cannot write the output: {0}")]
     Output(std::io::Error),
+}
+
+impl Failure {
+    /// The exit code. After a signal it is what a shell says of a program that was ended by one.
+    fn code(&self) -> u8 {
+        match self {
+            Failure::Rematic(Error::Rehearsal(RehearsalError::Interrupted { signal, .. })) => {
+                u8::try_from(128 + signal).unwrap_or(REFUSED)
+            }
+            _ => REFUSED,
+        }
+    }
 }
 
 fn print(text: &str) -> Result<(), Failure> {
