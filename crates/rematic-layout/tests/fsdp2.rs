@@ -57,7 +57,7 @@ fn shards_are_padded_and_state_is_not() {
     let trace = step("seed-transformer");
     let start = |rank| {
         let made = spread(&trace, Fsdp2 { rank, ..Fsdp2::over(3) });
-        let start = Timeline::replay(&made, Allocator::Cpu).start().clone();
+        let start = *Timeline::replay(&made, Allocator::Cpu).start();
         [start[Category::Parameter].0, start[Category::Optimizer].0]
     };
     let ([first, first_state], [last, last_state]) = (start(0), start(2));
@@ -73,7 +73,7 @@ fn mixed_precision_keeps_what_is_gathered() {
     let trace = step("llama-3-8b");
     let half = spread(&trace, Fsdp2::over(8));
     let mixed = spread(&trace, Fsdp2 { shards: Some(Dtype::F32), ..Fsdp2::over(8) });
-    let start = |made: &StepTrace| Timeline::replay(made, Allocator::Cpu).start().clone();
+    let start = |made: &StepTrace| *Timeline::replay(made, Allocator::Cpu).start();
     let (half_start, mixed_start) = (start(&half), start(&mixed));
     assert_eq!(mixed_start[Category::Parameter].0, 2 * half_start[Category::Parameter].0);
     assert_eq!(collectives(&half, CollectiveKind::AllGather), collectives(&mixed, CollectiveKind::AllGather));
