@@ -218,8 +218,8 @@ impl<'a> Programme<'a> {
             Some(policies) => &mut policies.iter().map(|(point, _)| point),
             None => &mut node.frontier.points().iter(),
         };
-        let mut points: Vec<(usize, Point)> = all.copied().enumerate().collect();
-        points.retain(|(_, point)| others + reduced(point) <= guess);
+        let may_lead = |(_, point): &(usize, Point)| others + reduced(point) <= guess;
+        let mut points: Vec<(usize, Point)> = all.copied().enumerate().filter(may_lead).collect();
         if self.thin {
             thin_out(&mut points, FEW_POINTS, |(_, point)| (case.freed(index, point), reduced(point)));
         }
