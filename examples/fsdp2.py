@@ -4,9 +4,8 @@
     torchrun --nproc-per-node 8 examples/fsdp2.py --device h100 --layers 32 --dim 4096 --heads 32 --vocab 32000 \\
         --seq 4096 --batch 2 --budget 60GiB
 
-The plan is made for the model as it is before sharding, with `world_size`: parameters, gradients and optimizer state are
-spread, activations are each device's own. The budget is for one device. Leave some of it for the buffers that FSDP2
-gathers parameters into, which the plan does not count: about twice the largest sharded group.
+The model is captured as it is before sharding; `Trace.fsdp` then gives the step of one rank, with its shards and all buffers of
+FSDP2. The first rank has the most rows, so its plan is right for all. The budget is for one device.
 """
 
 import argparse
@@ -73,8 +72,10 @@ def main():
     text = torch.randint(args.vocab, (args.batch, args.seq + 1), generator=torch.Generator().manual_seed(rank))
     tokens, targets = text[:, :-1], text[:, 1:]
     trace = rematic.capture(model, tokens, targets, device=kind)
+    if world_size > 1:
+        trace = trace.fsdp(world_size)
     options = {} if kind == "cpu" else {"device": args.device}
-    plan = rematic.plan(trace, args.budget, world_size=world_size, **options)
+    plan = rematic.plan(trace, args.budget, **options)
     if rank == 0:
         print(plan)
 

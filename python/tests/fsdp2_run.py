@@ -135,16 +135,16 @@ def main() -> None:
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     tokens = torch.randint(0, VOCAB, (BATCH, SEQ), generator=torch.Generator().manual_seed(dist.get_rank()))
-    trace = rematic.capture(build(), tokens, loss=loss_of, optimizer=adam, device="cpu")
+    whole = rematic.capture(build(), tokens, loss=loss_of, optimizer=adam, device="cpu")
+    trace = whole.fsdp(dist.get_world_size(), rank=dist.get_rank())
     answer: dict[str, Any] = {"rank": dist.get_rank(), "plain": run(tokens, mesh, None, "")}
-    size = dist.get_world_size()
     try:
-        rematic.plan(trace, 1, world_size=size)
+        rematic.plan(trace, 1)
     except rematic.Infeasible as infeasible:
         least = infeasible.least_budget
-    baseline = rematic.plan(trace, trace.peak(), world_size=size).baseline_peak
-    for name, budget in (("half way", (least + baseline) // 2), ("the least", least)):
-        plan = rematic.plan(trace, budget, world_size=size)
+    budgets = {"75 %": trace.peak() * 3 // 4, "half": trace.peak() // 2, "the least": least}
+    for name, budget in budgets.items():
+        plan = rematic.plan(trace, max(least, budget))
         answer[name] = {
             "baseline": plan.baseline_peak,
             "promise": plan.peak,

@@ -13,11 +13,8 @@ import pytest
 pytest.importorskip("torch")
 HERE = pathlib.Path(__file__).resolve().parent
 ORDERS = ("plan first", "sharding first")
-# What the real peaks fall by, as a share of what the plan promises. The promise knows nothing of the buffers that
-# sharding gathers into; at the least budget they are there at the new peak and were not all at the old one.
-DELIVERED = {"half way": (0.999, 1.001), "the least": (0.95, 1.0)}
-# Of the peak: what sharding's own buffers may add to the promise.
-BUFFERS = 0.1
+BUDGETS = ("75 %", "half", "the least")
+TOLERANCE = 0.001
 
 
 def torchrun(script: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -34,7 +31,7 @@ def answers() -> list[dict[str, Any]]:
     return sorted(lines, key=lambda answer: answer["rank"])
 
 
-@pytest.mark.parametrize("budget", DELIVERED)
+@pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_losses_and_weights_are_those_without_a_plan(answers: list[dict[str, Any]], budget: str, order: str) -> None:
     assert [answer["rank"] for answer in answers] == [0, 1]
@@ -47,21 +44,16 @@ def test_losses_and_weights_are_those_without_a_plan(answers: list[dict[str, Any
         assert planned["weights"] == plain["weights"]
 
 
-@pytest.mark.parametrize("budget", DELIVERED)
+@pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_peak_falls_as_planned(answers: list[dict[str, Any]], budget: str, order: str) -> None:
-    least, most = DELIVERED[budget]
+def test_the_peak_is_as_promised(answers: list[dict[str, Any]], budget: str, order: str) -> None:
     for answer in answers:
-        real, promised = answer["plain"]["peak"] - answer[budget][order]["peak"], (
-            answer[budget]["baseline"] - answer[budget]["promise"]
-        )
-        print(f"rank {answer['rank']}, {budget}, {order}: {real:,} of {promised:,} promised, {real / promised:.2%}")
-        assert least <= real / promised <= most
         for found, predicted in (
             (answer["plain"]["peak"], answer[budget]["baseline"]),
             (answer[budget][order]["peak"], answer[budget]["promise"]),
         ):
-            assert predicted <= found <= (1 + BUFFERS) * predicted
+            print(f"rank {answer['rank']}, {budget}, {order}: {found:,}, predicted {predicted:,}: {found / predicted - 1:+.3%}")
+            assert abs(found / predicted - 1) <= TOLERANCE
 
 
 def test_a_region_around_sharded_modules_is_refused(answers: list[dict[str, Any]]) -> None:
