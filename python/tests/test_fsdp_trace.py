@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 import rematic
 
@@ -47,3 +51,85 @@ def test_what_makes_no_sense_is_refused(options: dict[str, int], said: str) -> N
 def test_a_rank_is_not_sharded_again() -> None:
     with pytest.raises(rematic.RematicError, match="one rank of several already"):
         step().fsdp(2).fsdp(2)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.linear(x))
+
+
+class Model(nn.Module):
+    """Blocks in a list, each run as often as said."""
+
+    def __init__(self, times: int = 1) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(64, 8)
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            for _ in range(self.times):
+                x = block(x)
+        return self.head(x)
+
+
+def captured(model: nn.Module) -> rematic.Trace:
+    return rematic.capture(model, torch.randn(16, 64), device="cuda")
+
+
+def count(trace: rematic.Trace, name: str) -> int:
+    return [op.name for op in trace.ops].count(name)
+
+
+def test_a_layer_that_runs_twice_is_gathered_as_pytorch_gathers_it() -> None:
+    """Six times in forward and six in backward, and the model once."""
+    assert count(captured(Model(2)).fsdp(4), "_allgather_base_.default") == 13
+    assert count(captured(Model()).fsdp(4), "_allgather_base_.default") == 7
+
+
+def test_what_is_left_at_the_end_is_reduced_from_the_outside_in() -> None:
+    """The first block's input needs no gradient, so it reduces when backward is over, after the model's own."""
+    rank = captured(Model()).fsdp(4)
+    packed = [sum(math.prod(shape) for _, (_, shape, _) in op.inputs) for op in rank.ops if op.name == "_chunk_cat.out"]
+    block, head = 64 * 64 + 64, 64 * 8 + 8
+    assert packed == [block, block, head, block]
+
+
+def test_shards_of_several_types_are_gathered_as_bytes() -> None:
+    model = Model()
+    for block in model.blocks:
+        block.register_parameter("frozen", nn.Parameter(torch.zeros(512, 4, dtype=torch.bfloat16), requires_grad=False))
+    gathered = [op.outputs[0][1] for op in captured(model).fsdp(4).ops if op.name == "all_gather_copy_in.default"]
+    assert ("u8", [4 * (64 * 64 + 64) + 2 * 512 * 4], [1]) in gathered
+
+
+def scalar(model: Model) -> None:
+    model.blocks[0].register_parameter("scale", nn.Parameter(torch.ones(())))
+
+
+def shared(model: Model) -> None:
+    model.blocks[1].linear.weight = model.blocks[0].linear.weight
+
+
+def transposed(model: Model) -> None:
+    model.blocks[0].linear.weight = nn.Parameter(torch.randn(64, 64).t())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(scalar, "has no dimensions"), (shared, "shared with a module"), (transposed, "row by row")]
+)
+def test_what_pytorch_refuses_is_refused(change: Callable[[Model], None], said: str) -> None:
+    model = Model()
+    change(model)
+    with pytest.raises(rematic.RematicError, match=said):
+        captured(model).fsdp(4)
+
+
+def test_mixed_precision_is_for_steps_in_half_types() -> None:
+    with pytest.raises(rematic.RematicError, match="computes in fp32 already"):
+        captured(Model()).fsdp(4, mixed=True)

@@ -14,10 +14,12 @@
 //! - The optimizer sees the shards alone.
 
 mod gradients;
+mod optimizer;
 mod shards;
 mod traffic;
 mod units;
 mod walk;
+mod weights;
 
 use std::fmt;
 
@@ -92,6 +94,8 @@ const RANK: &str = "rank";
 const RESHARD: &str = "reshard";
 const SHARDS: &str = "shards";
 const NO: &str = "no";
+/// How many modules are sharded by themselves, the whole model among them.
+const UNITS: &str = "units";
 
 /// Why a step is not spread by FSDP2.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,7 +103,12 @@ pub enum Fsdp2Error {
     /// Over one rank or none.
     TooFewRanks,
     /// There is no such rank.
-    NoSuchRank,
+    NoSuchRank {
+        /// The rank.
+        rank: u32,
+        /// How many there are.
+        ranks: u32,
+    },
     /// In no group at all.
     NoReplicas,
     /// It is the step of one rank of several already.
@@ -110,6 +119,25 @@ pub enum Fsdp2Error {
     KeptGradients,
     /// There is nothing to spread.
     NoParameters,
+    /// A parameter without dimensions.
+    Scalar {
+        /// Its name.
+        parameter: String,
+    },
+    /// A parameter that does not lie row by row.
+    NotContiguous {
+        /// Its name.
+        parameter: String,
+    },
+    /// A parameter of two units.
+    SharedByUnits {
+        /// Its name in the second.
+        parameter: String,
+    },
+    /// Gradients of several types in one unit.
+    SeveralTypes,
+    /// Mixed precision for a step that computes in the type of the shards.
+    NotMixed,
     /// A module reads weights of a unit that are not gathered then; PyTorch would fail.
     ReadWhileSharded {
         /// The operator.
@@ -135,7 +163,9 @@ impl fmt::Display for Fsdp2Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Fsdp2Error::TooFewRanks => f.write_str("FSDP2 spreads parameters over at least 2 ranks"),
-            Fsdp2Error::NoSuchRank => f.write_str("there is no such rank"),
+            Fsdp2Error::NoSuchRank { rank, ranks } => {
+                write!(f, "there is no such rank as {rank}; {ranks} GPUs have the ranks 0 to {}", ranks.saturating_sub(1))
+            }
             Fsdp2Error::NoReplicas => f.write_str("there is at least one replica"),
             Fsdp2Error::ShardedAlready => f.write_str("the trace is the step of one rank of several already"),
             Fsdp2Error::MicroBatches => {
@@ -144,6 +174,22 @@ impl fmt::Display for Fsdp2Error {
             Fsdp2Error::KeptGradients => {
                 f.write_str("gradients live on from step to step; trace the step with zero_grad(set_to_none=True)")
             }
+            Fsdp2Error::Scalar { parameter } => {
+                write!(f, "`{parameter}` has no dimensions, and FSDP2 shards none such; give it the shape [1]")
+            }
+            Fsdp2Error::NotContiguous { parameter } => {
+                write!(f, "`{parameter}` does not lie row by row, and FSDP2 shards none such; make it contiguous")
+            }
+            Fsdp2Error::SharedByUnits { parameter } => {
+                write!(f, "`{parameter}` is shared with a module outside of its layer, which FSDP2 refuses; untie them")
+            }
+            Fsdp2Error::SeveralTypes => {
+                f.write_str("the trained parameters of a layer, or of what is outside of layers, have several types, which FSDP2 refuses")
+            }
+            Fsdp2Error::NotMixed => f.write_str(
+                "mixed precision keeps fp32 shards of a step that computes in a half type, and this one computes in fp32 already; \
+                 trace or capture it in bf16",
+            ),
             Fsdp2Error::NoParameters => f.write_str("the step has no parameters to spread"),
             Fsdp2Error::ReadWhileSharded { op, unit } => {
                 write!(f, "`{op}` reads weights of `{unit}` outside of its forward, where FSDP2 has them sharded")
@@ -174,6 +220,7 @@ pub fn fsdp2(trace: &StepTrace, how: &Fsdp2, units: &[ModuleId]) -> Result<StepT
     walk.run()?;
     let mut made = walk.made;
     made.origin.options.extend(how.facts());
+    made.origin.options.push((UNITS.to_owned(), (units.len() + 1).to_string()));
     if how.replicas > 1 {
         made.place.axes.push(Axis { name: REPLICATE.to_owned(), size: how.replicas, coordinate: 0 });
     }
@@ -189,7 +236,7 @@ fn check(trace: &StepTrace, how: &Fsdp2) -> Result<(), Fsdp2Error> {
     } else if how.ranks < 2 {
         Err(Fsdp2Error::TooFewRanks)
     } else if how.rank >= how.ranks {
-        Err(Fsdp2Error::NoSuchRank)
+        Err(Fsdp2Error::NoSuchRank { rank: how.rank, ranks: how.ranks })
     } else if how.replicas == 0 {
         Err(Fsdp2Error::NoReplicas)
     } else if !trace.place.axes.is_empty() {

@@ -27,6 +27,14 @@ pub enum Error {
     /// The step cannot be spread by FSDP2.
     #[error("{option}: {0}", option = Opt("fsdp"))]
     Fsdp2(#[from] Fsdp2Error),
+    /// A plan for the step of one of other ranks.
+    #[error("the plan is for one of {plan} devices, and the step is that of one of {step}; shard it as the plan was")]
+    OtherRanks {
+        /// Those of the plan.
+        plan: u64,
+        /// Those of the step.
+        step: u64,
+    },
     /// Mixed precision of one device is autocast, which is not traced natively.
     #[error(
         "{} is FSDP2's, and needs {}; on one device it is autocast: capture your step with rematic.capture, and give its trace",

@@ -3,7 +3,7 @@ use rematic_trace::{
     Tensor,
 };
 
-use super::walk::Weight;
+use super::weights::Weight;
 use super::{Fsdp2, REPLICATE, SHARD};
 
 /// The streams beside the compute stream.
@@ -50,8 +50,7 @@ impl Traffic {
     /// All ranks' shards of a unit in one flat buffer.
     pub(crate) fn gather(&self, made: &mut StepTrace, weights: &[&Weight], phase: Phase) -> StorageId {
         let Streams { copy_in, gathers, .. } = self.streams;
-        let dtype = weights[0].layout.dtype;
-        let elements: u64 = weights.iter().map(|weight| weight.padded).sum();
+        let (dtype, elements) = packed(weights);
         let shards: Vec<Tensor> = weights.iter().map(|weight| weight.shard).collect();
         let cast = self.casts.then(|| {
             let cast = flat(made, dtype, elements);
@@ -97,8 +96,7 @@ impl Traffic {
             made.push(Event::Restore(weight.whole));
             changed.push(weight.whole);
         }
-        let dtype = weights[0].layout.dtype;
-        let elements: u64 = weights.iter().map(|weight| weight.padded).sum();
+        let (dtype, elements) = packed(weights);
         let whole = Layout::contiguous(dtype, &[elements.saturating_mul(u64::from(self.ranks))]);
         let read = [Tensor { storage: buffer, layout: made.layout(&whole) }];
         let name = "split_with_sizes_copy.out";
@@ -164,6 +162,15 @@ impl Traffic {
         self.packed = Some(packed.storage);
         own.storage
     }
+}
+
+/// The type and number of the elements in which shards are gathered: bytes, if they are of several types.
+fn packed(weights: &[&Weight]) -> (Dtype, u64) {
+    let dtype = weights[0].layout.dtype;
+    if weights.iter().all(|weight| weight.layout.dtype == dtype) {
+        return (dtype, weights.iter().map(|weight| weight.padded).sum());
+    }
+    (Dtype::U8, weights.iter().map(|weight| bytes(weight.layout.dtype, weight.padded)).sum())
 }
 
 /// A flat tensor in the storage that the next operator makes.

@@ -1,6 +1,6 @@
 use rematic_trace::{ModuleId, StepTrace, Table};
 
-/// The modules that people hand to `fully_shard`: those that stand in a list which is never called itself, such as the layers
+/// The modules that people hand to `fully_shard`: the numbered ones in a list which is never called itself, such as the layers
 /// of a transformer, the outermost ones, if they have parameters.
 #[must_use]
 pub fn layers(trace: &StepTrace) -> Vec<ModuleId> {
@@ -14,7 +14,8 @@ pub fn layers(trace: &StepTrace) -> Vec<ModuleId> {
     for (id, module) in trace.modules().entries() {
         let Some(parent) = module.parent else { continue };
         inside[id] = inside[parent];
-        if !inside[id] && !called[parent] && called[id] && owns[id] {
+        let is_numbered = module.name.parse::<u64>().is_ok();
+        if !inside[id] && is_numbered && !called[parent] && called[id] && owns[id] {
             inside[id] = true;
             found.push(id);
         }
@@ -33,14 +34,15 @@ fn owners(trace: &StepTrace) -> Table<ModuleId, bool> {
     owns
 }
 
-/// For every module, the unit that it is in, by its place in the list of units; the outermost unit, the whole model, is the last.
-pub(crate) fn unit_of(trace: &StepTrace, units: &[ModuleId]) -> Table<ModuleId, usize> {
-    let mut of = trace.modules().filled(units.len());
+/// For every module, the unit that it is in; outside of all others it is the outermost one.
+pub(crate) fn unit_of(
+    trace: &StepTrace,
+    unit_at: &Table<ModuleId, Option<usize>>,
+    outermost: usize,
+) -> Table<ModuleId, usize> {
+    let mut of = trace.modules().filled(outermost);
     for (id, module) in trace.modules().entries() {
-        of[id] = match units.iter().position(|unit| *unit == id) {
-            Some(unit) => unit,
-            None => module.parent.map_or(units.len(), |parent| of[parent]),
-        };
+        of[id] = unit_at[id].or_else(|| module.parent.map(|parent| of[parent])).unwrap_or(outermost);
     }
     of
 }

@@ -1,28 +1,14 @@
 //! The step written anew, event by event, with what FSDP2 does in between.
 
 use rematic_trace::{
-    Call, CallId, Category, Event, Layout, ModuleId, Op, OpId, OpRecord, Parameter, Phase, StepTrace, StorageId, Table,
-    Tensor,
+    Call, CallId, Category, Event, Layout, ModuleId, Op, OpId, OpRecord, Phase, StepTrace, StorageId, Table, Tensor,
 };
 
 use super::gradients::parameter_of;
 use super::shards::Rows;
 use super::traffic::{Streams, Traffic};
-use super::units::unit_of;
+use super::weights::Weight;
 use super::{Fsdp2, Fsdp2Error};
-
-/// A parameter of the model, once however many modules share it.
-#[derive(Clone, Debug)]
-pub(crate) struct Weight {
-    /// Its layout as the step reads it.
-    pub(crate) layout: Layout,
-    /// The rank's rows of it.
-    pub(crate) shard: Tensor,
-    /// The memory that it is gathered into.
-    pub(crate) whole: StorageId,
-    /// The elements of a padded shard.
-    pub(crate) padded: u64,
-}
 
 /// A unit, and where it stands.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +31,7 @@ pub(crate) struct Unit {
 
 /// What became of a storage of the step.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+pub(super) enum Place {
     /// Not made yet.
     Nowhere,
     /// There as it was.
@@ -59,26 +45,30 @@ enum Place {
 }
 
 pub(crate) struct Walk<'a> {
-    trace: &'a StepTrace,
-    how: Fsdp2,
-    rows: Rows,
+    pub(super) trace: &'a StepTrace,
+    pub(super) how: Fsdp2,
+    pub(super) rows: Rows,
     pub(crate) made: StepTrace,
-    places: Table<StorageId, Place>,
+    pub(super) places: Table<StorageId, Place>,
     ops: Table<OpId, OpId>,
     /// The storages that each operator makes, in order.
-    births: Table<OpId, Vec<StorageId>>,
-    weights: Vec<Weight>,
+    pub(super) births: Table<OpId, Vec<StorageId>>,
+    pub(super) weights: Vec<Weight>,
     /// For every storage, the parameter whose gradient it becomes.
     gradient_of: Table<StorageId, Option<usize>>,
-    units: Vec<Unit>,
+    pub(super) units: Vec<Unit>,
     /// For every module that is a unit, which one.
-    unit_at: Table<ModuleId, Option<usize>>,
+    pub(super) unit_at: Table<ModuleId, Option<usize>>,
     /// For every parameter, its unit.
-    unit_of_weight: Vec<usize>,
+    pub(super) unit_of_weight: Vec<usize>,
     traffic: Traffic,
     /// The units whose forwards have ended, in order.
     ended: Vec<usize>,
     in_backward: bool,
+    /// Whether a unit has gradients of several types, which FSDP2 refuses.
+    mixes: bool,
+    /// The calls whose backward is over.
+    over: Table<CallId, bool>,
 }
 
 impl<'a> Walk<'a> {
@@ -108,49 +98,14 @@ impl<'a> Walk<'a> {
             traffic,
             ended: Vec::new(),
             in_backward: false,
+            mixes: false,
+            over: trace.calls().filled(false),
         };
         walk.find_weights(units)?;
         walk.find_gradients()?;
         walk.place_others()?;
         walk.copy_modules();
         Ok(walk)
-    }
-
-    /// The parameters, each with its unit: that of the first module that has it.
-    fn find_weights(&mut self, units: &[ModuleId]) -> Result<(), Fsdp2Error> {
-        let trace = self.trace;
-        for (index, &unit) in units.iter().enumerate() {
-            self.unit_at[unit] = Some(index);
-            self.units.push(Unit { name: trace.path(unit), reshards: self.how.reshard, ..Unit::default() });
-        }
-        let root = units.len();
-        self.unit_at[ModuleId::new(0)] = Some(root);
-        self.units.push(Unit { name: trace.path(ModuleId::new(0)), ..Unit::default() });
-        let of = unit_of(trace, units);
-        for (id, module) in trace.modules().entries() {
-            for Parameter { storage, layout, .. } in &module.parameters {
-                if matches!(self.places[*storage], Place::Nowhere) {
-                    self.places[*storage] = Place::Weight(self.weights.len());
-                    self.units[of[id]].weights.push(self.weights.len());
-                    self.unit_of_weight.push(of[id]);
-                    let weight = self.weight(&trace.layouts()[*layout]);
-                    self.weights.push(weight);
-                }
-            }
-        }
-        if self.weights.is_empty() { Err(Fsdp2Error::NoParameters) } else { Ok(()) }
-    }
-
-    fn weight(&mut self, layout: &Layout) -> Weight {
-        let padded = self.rows.padded_elements(layout);
-        let own = self.rows.own(layout);
-        let bytes = padded.saturating_mul(own.dtype.size());
-        let shard = self.made.storage_before_step(bytes, Category::Parameter);
-        let shard = Tensor { storage: shard, layout: self.made.layout(&own) };
-        let bytes = padded.saturating_mul(u64::from(self.how.ranks)).saturating_mul(layout.dtype.size());
-        let whole = self.made.storage_before_step(bytes, Category::Parameter);
-        self.made.set_released(whole);
-        Weight { layout: layout.clone(), shard, whole, padded }
     }
 
     fn find_gradients(&mut self) -> Result<(), Fsdp2Error> {
@@ -239,7 +194,7 @@ impl<'a> Walk<'a> {
             }
         }
         self.finish_backward();
-        Ok(())
+        if self.mixes { Err(Fsdp2Error::SeveralTypes) } else { Ok(()) }
     }
 
     /// The gradient of a unit's output is that of another one's input, whose backward is over first.
@@ -257,6 +212,9 @@ impl<'a> Walk<'a> {
     }
 
     fn exit_backward(&mut self, call: CallId) {
+        if std::mem::replace(&mut self.over[call], true) {
+            return;
+        }
         let outermost = self.units.len() - 1;
         if let Some(unit) = self.unit_of_call(call).filter(|unit| *unit != outermost) {
             self.after_backward(unit);
@@ -268,7 +226,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Where a storage lies that the rank has whole.
-    fn place(&self, storage: StorageId) -> StorageId {
+    pub(super) fn place(&self, storage: StorageId) -> StorageId {
         match self.places[storage] {
             Place::There(place) | Place::Rows(place) => place,
             Place::Weight(weight) => self.weights[weight].whole,
@@ -376,6 +334,7 @@ impl<'a> Walk<'a> {
         let weights = gradients.iter().map(|(_, weight)| &self.weights[*weight]);
         let read: Vec<(StorageId, &Weight)> = places.into_iter().zip(weights).collect();
         let dtype = self.rows.dtype_of(read[0].1.layout.dtype);
+        self.mixes |= read.iter().any(|(_, weight)| weight.layout.dtype != read[0].1.layout.dtype);
         let reduced = self.traffic.reduce(&mut self.made, &read, dtype);
         self.units[unit].reduced = Some((reduced, gradients.len()));
         for (storage, _) in gradients {
@@ -383,12 +342,13 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Units that have not reduced yet do so, the outermost one last.
+    /// Units that have not reduced yet do so, the outermost one first, the others as they stand in the model.
     fn finish_backward(&mut self) {
         if !std::mem::replace(&mut self.in_backward, false) {
             return;
         }
-        for unit in 0..self.units.len() {
+        let outermost = self.units.len() - 1;
+        for unit in std::iter::once(outermost).chain(0..outermost) {
             self.after_backward(unit);
             self.units[unit].ended.clear();
         }
@@ -444,12 +404,12 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn size_of(&self, storage: StorageId) -> (u64, Category) {
+    pub(super) fn size_of(&self, storage: StorageId) -> (u64, Category) {
         let storage = &self.trace.storages()[storage];
         (storage.bytes, storage.category)
     }
 
-    fn whole(&mut self, tensor: Tensor) -> Tensor {
+    pub(super) fn whole(&mut self, tensor: Tensor) -> Tensor {
         let layout = self.made.layout(self.trace.layout_of(tensor));
         Tensor { storage: self.place(tensor.storage), layout }
     }
@@ -471,69 +431,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// An operator of the optimizer works on rows, and makes rows of what has the shape of a parameter.
-    fn optimizer_op(&mut self, id: OpId) -> Result<(), Fsdp2Error> {
-        let op = self.trace.op(id);
-        let inputs: Vec<Tensor> = self.trace.inputs(op).iter().map(|tensor| self.rows_of(*tensor)).collect();
-        let first = self.made.next_storage().index();
-        let mut births = Vec::new();
-        for (at, &birth) in self.births[id].iter().enumerate() {
-            let new = StorageId::new(first + at);
-            let (bytes, category) = self.size_of(birth);
-            match self.shape_of_birth(op, birth)? {
-                Some(own) => {
-                    self.places[birth] = Place::Rows(new);
-                    births.push((own.elements().saturating_mul(own.dtype.size()), category));
-                }
-                None => {
-                    self.places[birth] = Place::There(new);
-                    births.push((bytes, category));
-                }
-            }
-        }
-        let outputs: Vec<Tensor> = self.trace.outputs(op).iter().map(|tensor| self.rows_of(*tensor)).collect();
-        let saves: Vec<Tensor> = self.trace.saves(op).iter().map(|tensor| self.rows_of(*tensor)).collect();
-        self.record(id, &inputs, &outputs, &saves, &births);
-        Ok(())
-    }
-
-    /// The rank's rows of a new storage; nothing if it is not spread.
-    fn shape_of_birth(&self, op: &Op, birth: StorageId) -> Result<Option<Layout>, Fsdp2Error> {
-        let Some(output) = self.trace.outputs(op).iter().find(|tensor| tensor.storage == birth) else {
-            return Ok(None);
-        };
-        let layout = self.trace.layout_of(*output);
-        let is_spread = |tensor: &&Tensor| !matches!(self.places[tensor.storage], Place::There(_) | Place::Nowhere);
-        let mut read = self.trace.inputs(op).iter().filter(is_spread).map(|tensor| self.trace.layout_of(*tensor));
-        if layout.shape.is_empty() {
-            return Ok(None);
-        }
-        if read.clone().any(|other| other.shape == layout.shape) {
-            return Ok(Some(self.rows.own(layout)));
-        }
-        match read.next() {
-            Some(_) => Err(Fsdp2Error::Optimizer { op: self.trace.op_name(op).to_owned() }),
-            None => Ok(None),
-        }
-    }
-
-    /// A tensor of the optimizer, as the rank has it.
-    fn rows_of(&mut self, tensor: Tensor) -> Tensor {
-        let layout = self.trace.layout_of(tensor);
-        match self.places[tensor.storage] {
-            Place::There(_) | Place::Nowhere => self.whole(tensor),
-            Place::Weight(weight) if layout.shape == self.weights[weight].layout.shape => self.weights[weight].shard,
-            Place::Weight(weight) => self.rows_in(self.weights[weight].shard.storage, tensor),
-            Place::Reduced(_) | Place::Rows(_) => self.rows_in(self.place(tensor.storage), tensor),
-        }
-    }
-
-    fn rows_in(&mut self, storage: StorageId, tensor: Tensor) -> Tensor {
-        let own = self.rows.own(self.trace.layout_of(tensor));
-        Tensor { storage, layout: self.made.layout(&own) }
-    }
-
-    fn record(
+    pub(super) fn record(
         &mut self,
         id: OpId,
         inputs: &[Tensor],

@@ -20,7 +20,7 @@ impl Writes {
         let writes = trace
             .ops()
             .entries()
-            .filter(|(id, _)| refills.binary_search(id).is_err())
+            .filter(|(id, _)| !refills[*id])
             .flat_map(|(id, op)| trace.mutates(op).iter().map(move |storage| (*storage, id)));
         let writers = Lists::new(trace.storages().len(), writes);
         let mut writes = Writes { writers, to_parameters: trace.modules().filled(Vec::new()) };
@@ -59,10 +59,10 @@ impl Writes {
 }
 
 /// The operators that copy what was gathered from all ranks into storages whose bytes have just come back, and do nothing else.
-fn refills(trace: &StepTrace) -> Vec<OpId> {
+fn refills(trace: &StepTrace) -> Table<OpId, bool> {
     let mut restored = trace.storages().filled(false);
     let mut gathered = trace.storages().filled(false);
-    let mut refills = Vec::new();
+    let mut refills = trace.ops().filled(false);
     for &event in trace.events() {
         match event {
             Event::Restore(storage) => restored[storage] = true,
@@ -70,10 +70,10 @@ fn refills(trace: &StepTrace) -> Vec<OpId> {
                 let op = trace.op(id);
                 let gathers = trace.collective_of(op).is_some_and(|how| how.kind == CollectiveKind::AllGather);
                 let changed = trace.mutates(op);
-                let reads_gathered = trace.inputs(op).iter().all(|tensor| gathered[tensor.storage]);
-                if !changed.is_empty() && changed.iter().all(|storage| restored[*storage]) && reads_gathered {
-                    refills.push(id);
-                }
+                let read = trace.inputs(op);
+                let reads_gathered = !read.is_empty() && read.iter().all(|tensor| gathered[tensor.storage]);
+                let fills = !changed.is_empty() && changed.iter().all(|storage| restored[*storage]);
+                refills[id] = fills && reads_gathered;
                 for &storage in changed {
                     restored[storage] = false;
                     gathered[storage] = gathers;

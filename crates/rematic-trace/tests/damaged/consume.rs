@@ -43,8 +43,9 @@ pub(crate) fn consume(bytes: &[u8]) -> bool {
 
 /// What FSDP2 makes of it, if it can, is a step.
 fn shard(trace: &StepTrace) {
-    let how = Fsdp2 { rank: 2, shards: Some(Dtype::F32), ..Fsdp2::over(3) };
-    if let Ok(made) = fsdp2(trace, &how, &fsdp2_layers(trace)) {
+    let how = Fsdp2 { rank: 2, ..Fsdp2::over(3) };
+    let mixed = Fsdp2 { shards: Some(Dtype::F32), ..how };
+    for made in [how, mixed].iter().filter_map(|how| fsdp2(trace, how, &fsdp2_layers(trace)).ok()) {
         let timeline = Timeline::replay(&made, Allocator::Cuda);
         assert!(timeline.totals().iter().all(|total| *total <= timeline.peak().total()));
     }

@@ -122,7 +122,7 @@ pub(crate) struct SourceArguments {
 #[derive(Args)]
 struct ShardingArguments {
     /// Shard the layers and the model with FSDP2 over so many GPUs: the step of the first, with all buffers.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = devices)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = several)]
     fsdp: Option<u32>,
     /// With --fsdp: so many groups of GPUs, each with a copy of the model (HSDP) [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "fsdp", value_parser = devices)]
@@ -154,6 +154,10 @@ fn count(text: &str) -> Result<u64, String> {
 
 fn devices(text: &str) -> Result<u32, String> {
     text.parse().ok().filter(|count| *count > 0).ok_or_else(|| format!("give a whole number from 1 to {}", u32::MAX))
+}
+
+fn several(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|count| *count > 1).ok_or_else(|| format!("give a whole number from 2 to {}", u32::MAX))
 }
 
 /// The most points of a curve: each is a plan.
@@ -203,6 +207,11 @@ impl SourceArguments {
             reshard: given.reshard.unwrap_or(true),
             shards: self.is_mixed().then_some(Dtype::F32),
         })
+    }
+
+    /// Whether types were given as a precision.
+    pub(crate) fn has_precision(&self) -> bool {
+        self.sharding.precision.is_some()
     }
 
     /// Whether shards have another type than the step.
@@ -315,7 +324,7 @@ pub(crate) struct ExplainArguments {
     #[command(flatten)]
     pub(crate) step: StepArguments,
     /// Spread parameters, gradients and optimizer state evenly over so many devices.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, value_parser = devices)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, conflicts_with = "fsdp", value_parser = devices)]
     pub(crate) world_size: u32,
     #[command(flatten)]
     pub(crate) snapshot: SnapshotArguments,
@@ -333,7 +342,7 @@ pub(crate) struct LimitArguments {
     #[command(flatten)]
     pub(crate) step: StepArguments,
     /// Spread parameters, gradients and optimizer state evenly over so many devices [default: 1, or the plan's]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = devices)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with = "fsdp", value_parser = devices)]
     pub(crate) world_size: Option<u32>,
     /// Checkpoint only modules whose name matches, like '*.mlp'; * and ? stand for anything. May be repeated.
     #[arg(long, value_name = "GLOB")]

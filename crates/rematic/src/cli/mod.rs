@@ -16,9 +16,11 @@ use clap::{CommandFactory, FromArgMatches};
 use owo_colors::OwoColorize;
 
 use crate::{
-    Devices, Error, ExplanationReport, Fsdp2, Limits, Options, RehearsalError, SavedReport, Source, StepTrace, Study,
-    Target, visible,
+    Devices, Dtype, Error, ExplanationReport, Fsdp2, Limits, Options, RehearsalError, SavedReport, Source, StepTrace,
+    Study, Target, visible,
 };
+use rematic_trace::Opt;
+
 use arguments::{Arguments, DevicesArguments, ExplainArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
 use terminal::{Warnings, style};
 
@@ -126,29 +128,36 @@ fn models(json: bool) -> Result<String, Failure> {
 }
 
 fn read(arguments: &SourceArguments) -> Result<StepTrace, Failure> {
-    trace_of(&arguments.source, arguments.options(), arguments, arguments.sharding())
+    trace_of(&arguments.source, arguments, &[])
 }
 
-/// The step of a source with these options, or what one rank has of it.
-fn trace_of(
-    name: &str,
-    mut options: Options,
-    arguments: &SourceArguments,
-    sharding: Option<Fsdp2>,
-) -> Result<StepTrace, Failure> {
-    if arguments.is_mixed() && sharding.is_none() {
-        return Err(Error::MixedWithoutSharding.into());
-    }
+/// The step of a source, or what one rank has of it. What is not said about a model or how it is sharded is as a plan's facts have it.
+fn trace_of(name: &str, arguments: &SourceArguments, facts: &[(String, String)]) -> Result<StepTrace, Failure> {
+    let planned = Fsdp2::from_facts(facts);
+    let mixed = arguments.is_mixed();
     let source = Source::open(name)?;
-    if matches!(source, Source::Trace(_)) && arguments.is_mixed() {
-        // What a saved step computes in is known; mixed says what its shards are.
-        options.dtype = None;
+    let (trace, planned) = match source {
+        Source::Trace(path) => {
+            if arguments.has_precision() && !mixed {
+                return Err(Error::OptionsForTrace { path, option: Opt("precision") }.into());
+            }
+            // What a saved step computes in is known; mixed says what its shards are.
+            let options = if mixed { Options { dtype: None, ..arguments.options() } } else { arguments.options() };
+            let trace = Source::Trace(path).trace(&options)?;
+            let planned = planned.filter(|_| trace.place.axes.is_empty());
+            (trace, planned)
+        }
+        model => {
+            let options = if planned.is_some() { arguments.options_like(facts) } else { arguments.options() };
+            (model.trace(&options)?, planned)
+        }
+    };
+    let shards = |how: Fsdp2| if mixed { Fsdp2 { shards: Some(Dtype::F32), ..how } } else { how };
+    match arguments.sharding().or(planned.map(shards)) {
+        Some(how) => Ok(crate::fsdp2(&trace, &how, &crate::fsdp2_layers(&trace)).map_err(Error::from)?),
+        None if mixed => Err(Error::MixedWithoutSharding.into()),
+        None => Ok(trace),
     }
-    let trace = source.trace(&options)?;
-    Ok(match sharding {
-        Some(how) => crate::fsdp2(&trace, &how, &crate::fsdp2_layers(&trace)).map_err(Error::from)?,
-        None => trace,
-    })
 }
 
 fn known_devices(file: Option<&Path>) -> Result<Devices, Failure> {

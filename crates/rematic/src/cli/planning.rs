@@ -7,9 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::arguments::{CurveArguments, Language, LimitArguments, PlanArguments, ReplayArguments};
 use super::{Answer, Failure, Warnings, read, style, trace_of};
-use crate::{
-    Bytes, Error, Fsdp2, Limits, MilpSettings, PlanAnswer, PlanDocument, Planner, Study, Verdict, plan_python,
-};
+use crate::{Bytes, Error, Limits, MilpSettings, PlanAnswer, PlanDocument, Planner, Study, Verdict, plan_python};
 
 /// The exit code of a step that cannot be made to fit.
 pub(crate) const INFEASIBLE: u8 = 3;
@@ -97,10 +95,12 @@ pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
     let mut target = arguments.limits.target()?;
     let document = PlanDocument::read(&arguments.plan).map_err(Error::from)?;
     let source = &arguments.limits.step.source;
-    let sharding = source.sharding().or_else(|| Fsdp2::from_facts(&document.facts));
-    let trace = trace_of(&source.source, source.options(), source, sharding)?;
+    let trace = trace_of(&source.source, source, &document.facts)?;
     if arguments.emit.is_some() {
         document.single().map_err(Error::from)?;
+    }
+    if let Some(ranks) = trace.place.ranks().filter(|ranks| ![1, document.world_size].contains(ranks)) {
+        return Err(Error::OtherRanks { plan: document.world_size, step: ranks }.into());
     }
     if arguments.limits.world_size.is_none() {
         target.ranks = document.world_size;

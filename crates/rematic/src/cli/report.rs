@@ -6,10 +6,10 @@ use std::path::Path;
 
 use super::arguments::ReportArguments;
 use super::planning::{INFEASIBLE, limits, progress_bar};
-use super::{Answer, Failure, Warnings, read, snapshot, trace_of};
+use super::{Answer, Failure, Warnings, snapshot, trace_of};
 use crate::options::POINTS;
 use crate::{
-    BUILTIN, ChromeTrace, Error, Fsdp2, PageAnswer, PageOptions, PlanDocument, SavedPage, StepTrace, Study,
+    BUILTIN, ChromeTrace, Error, Fsdp2, PageAnswer, PageOptions, PlanDocument, SavedPage, Source, StepTrace, Study,
     timeline_csv,
 };
 
@@ -77,10 +77,14 @@ fn sources(arguments: &ReportArguments) -> Result<(StepTrace, Option<PlanDocumen
         if !is_builtin(&plan.source) {
             return Err(Error::PlanWithoutModel { path: path.to_owned(), model: plan.source }.into());
         }
-        let sharding = source.sharding().or_else(|| Fsdp2::from_facts(&plan.facts));
-        let trace = trace_of(&plan.source, source.options_like(&plan.facts), source, sharding)?;
+        let trace = if Fsdp2::from_facts(&plan.facts).is_some() || source.sharding().is_some() {
+            trace_of(&plan.source, source, &plan.facts)?
+        } else {
+            Source::open(&plan.source)?.trace(&source.options_like(&plan.facts))?
+        };
         return Ok((trace, Some(plan)));
     }
     let plan = arguments.plan.as_deref().map(PlanDocument::read).transpose().map_err(Error::from)?;
-    Ok((read(source)?, plan))
+    let facts = plan.as_ref().map_or(&[][..], |plan| &plan.facts);
+    Ok((trace_of(&source.source, source, facts)?, plan))
 }

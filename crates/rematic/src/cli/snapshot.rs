@@ -57,8 +57,7 @@ pub(crate) fn explain(path: &Path, arguments: &ExplainArguments, given: &[String
 /// What a model that was given too is predicted to take, under the settings of the run.
 fn prediction(arguments: &ExplainArguments, story: &Story) -> Result<Option<Prediction>, Failure> {
     let Some(name) = &arguments.against else { return Ok(None) };
-    let source = &arguments.step.source;
-    let trace = trace_of(name, source.options(), source, source.sharding())?;
+    let trace = trace_of(name, &arguments.step.source, &[])?;
     let settings = story.settings.parse().unwrap_or_default();
     let target = Target { settings, ranks: arguments.world_size.into(), ..arguments.step.target()? };
     let study = Study::new(trace, target, Limits::default())?;
