@@ -1,5 +1,5 @@
 use rematic_cost::Device;
-use rematic_trace::{Bytes, Opt};
+use rematic_trace::Bytes;
 use serde::Serialize;
 
 use crate::shorten::Shorten;
@@ -96,7 +96,7 @@ impl Memory {
             return String::new();
         }
         let lead = "Not counted: the buffers into which FSDP gathers weights and reduces gradients;";
-        let tail = format!("{} in place of {} counts them.", Opt("fsdp").to(self.ranks), Opt("world-size"));
+        let tail = format!("sharding with fsdp {} counts them.", self.ranks);
         style.sentence(&Sentence { lead: (lead, Tone::Quiet), head: "", gap: " ", tail: (&tail, Tone::Quiet) })
     }
 

@@ -173,6 +173,8 @@ impl<'a> Walk<'a> {
     }
 
     pub(crate) fn run(&mut self) -> Result<(), Fsdp2Error> {
+        let is_backward = |event: &Event| matches!(event, Event::Op(op) if self.trace.op(*op).phase == Phase::Backward);
+        let last_backward = self.trace.events().iter().rposition(is_backward).unwrap_or(0);
         for (at, &event) in self.trace.events().iter().enumerate() {
             match event {
                 Event::Op(op) => self.op(op)?,
@@ -188,7 +190,10 @@ impl<'a> Walk<'a> {
                 Event::EnterBackward(call) => self.enter_backward(call, at),
                 Event::ExitBackward(call) => {
                     self.made.push(event);
-                    self.exit_backward(call);
+                    // Where no input needs a gradient it stands at the end, and tells nothing of when.
+                    if at < last_backward {
+                        self.exit_backward(call);
+                    }
                 }
                 Event::Wait { .. } | Event::MicroBatch(_) => self.made.push(event),
             }
