@@ -7,7 +7,8 @@
 //! - physical: a tensor (storage and layout) that is given twice is read once. A tensor that is changed in place but not
 //!   returned, as `_foreach_add_` does, is written once. Sources that are read only where an index points are bounded:
 //!   `embedding`, `index_select`, `gather` and `index` read at most one element of their source per element of the
-//!   output, `nll_loss_forward` one per target, and `nll_loss_backward` does not read its `self`.
+//!   output, `nll_loss_forward` one per target, and `nll_loss_backward` does not read its `self`. What FSDP2 copies into its
+//!   part of a buffer, or out of one into weights, is written once, whatever else there is in what it is written to.
 
 use rematic_trace::{LayoutId, Op, StepTrace, StorageId, Table, Tensor};
 
@@ -22,6 +23,8 @@ pub(crate) enum Reading {
     PerTarget,
     /// All but the second input, which only lends its shape.
     SecondIsShape,
+    /// Every input, wholly, and just that is written.
+    Copied,
 }
 
 impl Reading {
@@ -30,6 +33,7 @@ impl Reading {
             "embedding" | "index_select" | "gather" | "index" => Reading::PerOutputElement,
             "nll_loss_forward" | "nll_loss2d_forward" => Reading::PerTarget,
             "nll_loss_backward" | "nll_loss2d_backward" => Reading::SecondIsShape,
+            "all_gather_copy_in" | "split_with_sizes_copy" => Reading::Copied,
             _ => Reading::Whole,
         }
     }
@@ -62,6 +66,9 @@ impl<'a> Traffic<'a> {
 
     /// What really has to move.
     pub(crate) fn distinct(&mut self, op: &Op, reading: Reading) -> u64 {
+        if reading == Reading::Copied {
+            return self.distinct_sum(self.trace.inputs(op)).saturating_mul(2);
+        }
         let written = self.distinct_sum(self.trace.outputs(op));
         let read = self.distinct_sum(self.trace.inputs(op)).saturating_sub(self.unread(op, reading));
         // The distinct inputs are still in `tensors`.
@@ -81,7 +88,7 @@ impl<'a> Traffic<'a> {
         let (inputs, outputs) = (self.trace.inputs(op), self.trace.outputs(op));
         let elements = |tensor: Option<&Tensor>| tensor.map(|tensor| self.trace.layout_of(*tensor).elements());
         let (source, most) = match reading {
-            Reading::Whole => return 0,
+            Reading::Whole | Reading::Copied => return 0,
             Reading::PerOutputElement => (inputs.first(), elements(outputs.first())),
             Reading::PerTarget => (inputs.first(), elements(inputs.get(1))),
             Reading::SecondIsShape => (inputs.get(1), Some(0)),

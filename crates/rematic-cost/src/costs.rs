@@ -144,11 +144,17 @@ impl Costs {
                 device: device.name.clone(),
                 rule,
             };
-            let cost = kernel.cost(op, trace, &roofline, &mut traffic, time_of(id)).map_err(no_rate)?;
+            let mut cost = kernel.cost(op, trace, &roofline, &mut traffic, time_of(id)).map_err(no_rate)?;
+            let sent = trace.collective_of(op).filter(|_| rule == CostRule::Physical);
+            if let (Some(collective), None) = (sent, time_of(id)) {
+                cost.time = device.links.time(collective, &trace.place);
+            }
             costs.times.push(cost.time);
             costs.flops.push(cost.flops);
             costs.bytes.push(cost.bytes);
-            costs.totals[row(op.phase)].add(cost);
+            if sent.is_none() {
+                costs.totals[row(op.phase)].add(cost);
+            }
         }
         Ok(costs)
     }
@@ -195,13 +201,14 @@ impl Costs {
         self.times[op]
     }
 
-    /// The sum over a phase, in the order of execution.
+    /// The sum over a phase, in the order of execution: of what is computed. What is sent between ranks runs beside it as far as
+    /// streams let it, which a clock knows; only the `torch` rule adds it up too.
     #[must_use]
     pub fn total(&self, phase: Phase) -> Cost {
         self.totals[row(phase)]
     }
 
-    /// The sum over the step.
+    /// The sum over the step, as [`Costs::total`].
     #[must_use]
     pub fn step(&self) -> Cost {
         let mut step = Cost::default();

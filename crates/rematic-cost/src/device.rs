@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rematic_trace::{Bytes, Dtype, Flops, Millis};
 
-use crate::{CostError, sheet};
+use crate::{CostError, Links, sheet};
 
 /// The share of the dense peak that a large matmul reaches on a device on which nobody measured it: the median of the
 /// seven measured shares in `devices.toml` (A100 87 %, H100 80 %, B200 78 %, GB200 73 %, MI355X 68 %, MI325X 60 %,
@@ -122,12 +122,16 @@ pub struct Device {
     pub dram: GbPerSecond,
     /// Bandwidth to the other devices of the node, one direction.
     pub link: Option<GbPerSecond>,
+    /// What collectives reach, within a node and between nodes.
+    pub links: Links,
     /// Connection to the host.
     pub host_link: HostLink,
     /// Share of the peak that a large matmul reaches.
     pub matmul_efficiency: f64,
     /// Whether that share was measured; otherwise it is [`DEFAULT_MATMUL_EFFICIENCY`].
     pub efficiency_is_measured: bool,
+    /// The share of the pace that is worked out for a step that published runs reached; `None` if there are none.
+    pub pace_share: Option<f64>,
     /// What each kernel costs on top of its work.
     pub launch: Millis,
     /// Fields, as the device file names them, that no second source confirms.

@@ -2,7 +2,7 @@
 //!
 //! [`Costs`] follow one of two rules, [`CostRule::Physical`] and [`CostRule::Torch`]; [`ModuleTimes`] adds them up per
 //! module; [`Devices`] are built in or come from a user's file. A [`CostTable`] of measured times takes the place of the
-//! physical rule for the operators that it knows.
+//! physical rule for the operators that it knows. What is sent between devices takes the time that their [`Links`] need.
 //!
 //! ```
 //! use rematic_cost::{CostRule, Costs, Device};
@@ -38,11 +38,13 @@ mod device;
 mod element;
 mod error;
 mod flops;
+mod link;
 mod modules;
 mod rules;
 mod sheet;
 mod signature;
 mod table;
+mod work;
 
 pub use costs::{Cost, Costs, Measured};
 pub use device::{
@@ -52,7 +54,9 @@ pub use device::{
 pub use element::Element;
 pub use error::CostError;
 pub use flops::Formula;
+pub use link::{BUS_SHARE, DEFAULT_NETWORK, DEFAULT_PER_NODE, Links, PCIE_SHARE};
 pub use modules::{ModuleOrders, ModuleTimes};
 pub use rules::{CostRule, TORCH_SKIPS};
 pub use signature::{Signature, Signatures};
 pub use table::{CostTable, TABLE_FORMAT, TABLE_VERSION};
+pub use work::Work;

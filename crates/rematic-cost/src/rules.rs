@@ -19,9 +19,10 @@
 //! - Matmuls in f32 run at the f32 rate: `torch.backends.cuda.matmul.allow_tf32` is off by default. Convolutions in f32 run
 //!   at the tf32 rate where there is one: `torch.backends.cudnn.allow_tf32` is on by default (torch 2.15).
 //! - Views and operators that run on the host cost nothing, and neither does an allocation (`empty`): no kernel runs.
+//! - Collectives take what their links need: [`Links`](crate::Links).
 //! - Not modelled: caches (a small output that the next kernel finds there), kernels that reach less than a large matmul
-//!   does (small or thin matrices, attention), the bandwidth that is really reached, collectives' traffic between devices,
-//!   and a host that cannot launch fast enough.
+//!   does (small or thin matrices, attention), the bandwidth that is really reached, kernels that collectives slow down, and a
+//!   host that cannot launch fast enough.
 //! - To refit: measure the best large bf16 matmul, divide by the dense peak, and put the share into a device file.
 //!
 //! # Torch, for parity

@@ -9,6 +9,7 @@ use crate::device::{
     DEFAULT_LAUNCH, DEFAULT_MATMUL_EFFICIENCY, Device, GbPerSecond, HostLink, Peaks, TflopPerSecond, TorchDatasheet,
 };
 use crate::error::CostError;
+use crate::link::{DEFAULT_NETWORK, DEFAULT_PER_NODE, Links};
 
 /// More memory than any device has for decades, and far from the 2^62 bytes that a trace may hold.
 const MOST_MEMORY_GB: f64 = 1e6;
@@ -60,9 +61,13 @@ struct DeviceRow {
     processors: Option<Count>,
     dram_gb_per_s: Positive,
     link_gb_per_s: Option<Positive>,
+    bus_gb_per_s: Option<Positive>,
+    network_gb_per_s: Option<Positive>,
+    gpus_per_node: Option<Count>,
     pcie: Option<Generation>,
     c2c_gb_per_s: Option<Positive>,
     matmul_efficiency: Option<Positive>,
+    pace_share: Option<Positive>,
     launch_us: Option<Positive>,
     #[serde(default)]
     unverified: Vec<Field>,
@@ -109,6 +114,9 @@ impl DeviceRow {
         if self.matmul_efficiency.is_some_and(|share| share.0 > 1.0) {
             return Err(("matmul_efficiency", "is too large; write a share above 0 and at most 1"));
         }
+        if self.pace_share.is_some_and(|share| share.0 > 1.0) {
+            return Err(("pace_share", "is too large; write a share above 0 and at most 1"));
+        }
         let host_link = match (self.pcie, self.c2c_gb_per_s) {
             (Some(generation), None) => HostLink::Pcie(generation.0),
             (None, Some(bandwidth)) => HostLink::C2c(GbPerSecond(bandwidth.0)),
@@ -117,6 +125,7 @@ impl DeviceRow {
             }
             (Some(_), Some(_)) => return Err(("pcie", "is there beside `c2c_gb_per_s`; write one of them, not both")),
         };
+        let links = self.links(host_link);
         let mut unverified: Vec<String> = self.unverified.into_iter().map(|field| field.0).collect();
         if self.launch_us.is_none() {
             unverified.push("launch_us".to_owned());
@@ -130,13 +139,35 @@ impl DeviceRow {
             chip: self.capability.zip(self.processors).map(|(capability, processors)| (capability.0, processors.0)),
             dram: GbPerSecond(self.dram_gb_per_s.0),
             link: self.link_gb_per_s.map(|bandwidth| GbPerSecond(bandwidth.0)),
+            links,
             host_link,
             matmul_efficiency: self.matmul_efficiency.map_or(DEFAULT_MATMUL_EFFICIENCY, |share| share.0),
             efficiency_is_measured: self.matmul_efficiency.is_some(),
+            pace_share: self.pace_share.map(|share| share.0),
             launch: self.launch_us.map_or(DEFAULT_LAUNCH, |micros| Millis(micros.0 / 1e3)),
             unverified,
             torch_datasheet: self.torch_datasheet.map(TorchDatasheet::from),
         })
+    }
+}
+
+impl DeviceRow {
+    /// What collectives reach: as the sheet says, or else what NCCL reaches of the links.
+    fn links(&self, host_link: HostLink) -> Links {
+        let bus = match (self.bus_gb_per_s, self.link_gb_per_s, host_link) {
+            (Some(bus), _, _) => GbPerSecond(bus.0),
+            (None, Some(link), _) => Links::ring(GbPerSecond(link.0)),
+            (None, None, HostLink::Pcie(generation)) => Links::pcie(generation),
+            (None, None, HostLink::C2c(rate)) => Links::ring(rate),
+        };
+        Links {
+            bus,
+            // A bridge between two of them does not carry rings of all.
+            direct: self.link_gb_per_s.is_some_and(|link| bus.0 > link.0 / 2.0),
+            network: self.network_gb_per_s.map_or(DEFAULT_NETWORK, |rate| GbPerSecond(rate.0)),
+            per_node: self.gpus_per_node.map_or(DEFAULT_PER_NODE, |count| count.0),
+            low_latency: Links::low_latency(self.capability.map(|capability| capability.0)),
+        }
     }
 }
 
@@ -257,7 +288,7 @@ struct Field(String);
 
 impl<'de> Deserialize<'de> for Field {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        const FIGURES: [&str; 11] = [
+        const FIGURES: [&str; 15] = [
             "tflops",
             "memory_gb",
             "usable_gib",
@@ -265,9 +296,13 @@ impl<'de> Deserialize<'de> for Field {
             "processors",
             "dram_gb_per_s",
             "link_gb_per_s",
+            "bus_gb_per_s",
+            "network_gb_per_s",
+            "gpus_per_node",
             "pcie",
             "c2c_gb_per_s",
             "matmul_efficiency",
+            "pace_share",
             "launch_us",
         ];
         const TYPES: [&str; 6] = ["f64", "f32", "tf32", "bf16", "f16", "f8"];

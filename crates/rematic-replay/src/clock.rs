@@ -1,4 +1,4 @@
-use rematic_trace::{Millis, OpId, StepTrace, StreamId, Table};
+use rematic_trace::{Event, Millis, OpId, Phase, StepTrace, StreamId, Table};
 
 use crate::{Action, Ledger, Observer, Ran};
 
@@ -10,12 +10,33 @@ pub struct Clock<'a, T> {
     trace: &'a StepTrace,
     time_of: T,
     done: Table<StreamId, Millis>,
+    /// How long the compute stream has waited, or sent something itself.
+    exposed: Millis,
+    /// What each phase has taken on the compute stream until `since`; `phase` is the one that it is in.
+    spans: [Millis; 3],
+    since: Millis,
+    phase: Phase,
 }
 
 impl<'a, T: Fn(OpId) -> Millis> Clock<'a, T> {
     /// All clocks at zero; `time_of` is what an operator takes.
     pub fn new(trace: &'a StepTrace, time_of: T) -> Self {
-        Clock { trace, time_of, done: trace.streams().filled(Millis(0.0)) }
+        let zero = Millis(0.0);
+        let done = trace.streams().filled(zero);
+        Clock { trace, time_of, done, exposed: zero, spans: [zero; 3], since: zero, phase: Phase::Forward }
+    }
+
+    /// The clocks after the step as it is, for which no replay is needed.
+    pub fn after(trace: &'a StepTrace, time_of: T) -> Self {
+        let mut clock = Clock::new(trace, time_of);
+        for &event in trace.events() {
+            match event {
+                Event::Op(op) => clock.run(Ran { op, again: false }),
+                Event::Wait { stream, on } => clock.wait(stream, on),
+                _ => {}
+            }
+        }
+        clock
     }
 
     /// When all that was queued on a stream is done.
@@ -27,21 +48,69 @@ impl<'a, T: Fn(OpId) -> Millis> Clock<'a, T> {
     /// When the step is over.
     #[must_use]
     pub fn end(&self) -> Millis {
-        self.done.iter().copied().fold(Millis(0.0), |end, done| if done.0 > end.0 { done } else { end })
+        self.done.iter().copied().fold(Millis(0.0), later)
+    }
+
+    /// Exposed communication: the time of the step in which the compute stream does not compute, because it waits for other streams,
+    /// sends something itself, or is done before them.
+    #[must_use]
+    pub fn exposed(&self) -> Millis {
+        Millis(self.exposed.0 + self.end().0 - self.done[StreamId::COMPUTE].0)
+    }
+
+    /// What forward, backward and optimizer take, waits included; together the step.
+    #[must_use]
+    pub fn phases(&self) -> [Millis; 3] {
+        let mut spans = self.spans;
+        spans[row(self.phase)] += Millis(self.end().0 - self.since.0);
+        spans
+    }
+
+    fn run(&mut self, Ran { op: id, again }: Ran) {
+        let Some(op) = self.trace.ops().get(id) else { return };
+        let time = (self.time_of)(id);
+        let Some(done) = self.done.get_mut(op.stream) else { return };
+        let begins = *done;
+        *done += time;
+        if op.stream != StreamId::COMPUTE {
+            return;
+        }
+        if op.collective.is_some() {
+            self.exposed += time;
+        }
+        let phase = if again { Phase::Backward } else { op.phase };
+        if phase != self.phase {
+            self.spans[row(self.phase)] += Millis(begins.0 - self.since.0);
+            (self.since, self.phase) = (begins, phase);
+        }
+    }
+
+    fn wait(&mut self, stream: StreamId, on: StreamId) {
+        let (Some(&waits), Some(&other)) = (self.done.get(stream), self.done.get(on)) else { return };
+        if stream == StreamId::COMPUTE {
+            self.exposed += Millis((other.0 - waits.0).max(0.0));
+        }
+        self.done[stream] = later(waits, other);
+    }
+}
+
+fn later(a: Millis, b: Millis) -> Millis {
+    if b.0 > a.0 { b } else { a }
+}
+
+fn row(phase: Phase) -> usize {
+    match phase {
+        Phase::Forward => 0,
+        Phase::Backward => 1,
+        Phase::Optimizer => 2,
     }
 }
 
 impl<T: Fn(OpId) -> Millis> Observer for Clock<'_, T> {
     fn observe(&mut self, action: Action, _: &Ledger) {
         match action {
-            Action::Run(Ran { op, .. }) => {
-                let stream = self.trace.op(op).stream;
-                self.done[stream] = self.done[stream] + (self.time_of)(op);
-            }
-            Action::Wait { stream, on } => {
-                let (waits, other) = (self.done[stream], self.done[on]);
-                self.done[stream] = if other.0 > waits.0 { other } else { waits };
-            }
+            Action::Run(ran) => self.run(ran),
+            Action::Wait { stream, on } => self.wait(stream, on),
             _ => {}
         }
     }

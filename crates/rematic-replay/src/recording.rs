@@ -1,4 +1,4 @@
-use rematic_trace::{Bytes, Category, StorageId, Table};
+use rematic_trace::{Bytes, Category, StorageId, StreamId, Table};
 
 use crate::action::{Action, BufferId, Observer, Ran};
 use crate::{Ledger, Schedule, Snapshot};
@@ -15,6 +15,8 @@ pub struct Recording {
     pub runs: Vec<Ran>,
     /// The state right after each of them.
     pub snapshots: Vec<Snapshot>,
+    /// Where streams wait for each other: the number of operators that ran before, the stream that waits and the one that it waits for.
+    pub waits: Vec<(u32, StreamId, StreamId)>,
     /// Everything that is in use at some moment, in the order in which it came to be.
     pub lives: Vec<Life>,
 }
@@ -69,6 +71,7 @@ impl Recording {
 struct Recorder {
     runs: Vec<Ran>,
     snapshots: Vec<Snapshot>,
+    waits: Vec<(u32, StreamId, StreamId)>,
     lives: Vec<Life>,
     /// For every buffer, its life that has not ended.
     open: Table<BufferId, Option<u32>>,
@@ -80,6 +83,7 @@ impl Recorder {
         let mut recorder = Recorder {
             runs: Vec::with_capacity(operators),
             snapshots: Vec::with_capacity(operators),
+            waits: Vec::new(),
             lives: Vec::with_capacity(start.buffers()),
             open: Table::new(start.buffers(), None),
         };
@@ -132,14 +136,14 @@ impl Recorder {
 
     fn finish(self, start: Snapshot) -> Recording {
         let end = self.now();
-        let Recorder { runs, snapshots, mut lives, .. } = self;
+        let Recorder { runs, snapshots, waits, mut lives, .. } = self;
         for life in &mut lives {
             life.until = life.until.min(end);
             life.held_until = life.held_until.min(life.until);
         }
         // What comes and goes between two moments is never seen.
         lives.retain(|life| life.from < life.until);
-        Recording { start, runs, snapshots, lives }
+        Recording { start, runs, snapshots, waits, lives }
     }
 }
 
@@ -157,6 +161,7 @@ impl Observer for Recorder {
                 self.runs.push(ran);
                 self.snapshots.push(*ledger.snapshot());
             }
+            Action::Wait { stream, on } => self.waits.push((self.now(), stream, on)),
             _ => {}
         }
     }
