@@ -52,6 +52,19 @@ pub enum FakeError {
         /// The options that it has.
         known: String,
     },
+    /// A model that is not shared among ranks.
+    #[error(
+        "{model} is not shared by {option}, which takes decoders of Llama's kind (llama, mistral, qwen2, qwen3); spread it with \
+         {instead}"
+    )]
+    NotParallel {
+        /// The model.
+        model: String,
+        /// The option.
+        option: String,
+        /// Another one.
+        instead: String,
+    },
     /// A name that is neither a built-in model nor a file.
     #[error("there is no model or file called `{name}`; {suggestion}`rematic models` lists the models")]
     UnknownModel {

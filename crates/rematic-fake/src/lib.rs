@@ -26,6 +26,7 @@ pub mod models;
 pub mod nn;
 mod ops;
 mod optimizer;
+mod parallel;
 mod step;
 mod tape;
 mod tensor;

@@ -1,13 +1,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-use rematic_trace::{Category, Phase};
+use rematic_trace::{Category, Dtype, Phase};
 
 use crate::kernel::{Kernel, Out};
+use crate::parallel::Spread;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 
-/// The optimizer, in PyTorch's `foreach` implementation with its default settings.
+/// The optimizer, with PyTorch's default settings: in its `foreach` implementation, or fused into one kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Optimizer {
     /// Adam without weight decay.
@@ -19,23 +20,50 @@ pub enum Optimizer {
     Sgd,
     /// Gradient descent with momentum.
     SgdMomentum,
+    /// Adam in one kernel.
+    AdamFused,
+    /// AdamW in one kernel.
+    AdamWFused,
+    /// Plain gradient descent in one kernel.
+    SgdFused,
+    /// Gradient descent with momentum in one kernel.
+    SgdMomentumFused,
+    /// None: forward and backward alone, after which the gradients are there.
+    None,
 }
 
 impl Optimizer {
     /// All names, as the command line takes them.
-    pub const NAMES: [(&'static str, Optimizer); 4] = [
+    pub const NAMES: [(&'static str, Optimizer); 9] = [
         ("adam", Optimizer::Adam),
         ("adamw", Optimizer::AdamW),
         ("sgd", Optimizer::Sgd),
         ("sgd-momentum", Optimizer::SgdMomentum),
+        ("adam-fused", Optimizer::AdamFused),
+        ("adamw-fused", Optimizer::AdamWFused),
+        ("sgd-fused", Optimizer::SgdFused),
+        ("sgd-momentum-fused", Optimizer::SgdMomentumFused),
+        ("none", Optimizer::None),
     ];
 
+    /// Whether all is done by one kernel.
+    fn is_fused(self) -> bool {
+        use Optimizer::{AdamFused, AdamWFused, SgdFused, SgdMomentumFused};
+        matches!(self, AdamFused | AdamWFused | SgdFused | SgdMomentumFused)
+    }
+
+    /// How many tensors like it an optimizer keeps for a parameter.
     fn state_tensors(self) -> usize {
         match self {
-            Optimizer::Adam | Optimizer::AdamW => 2,
-            Optimizer::Sgd => 0,
-            Optimizer::SgdMomentum => 1,
+            Optimizer::Adam | Optimizer::AdamW | Optimizer::AdamFused | Optimizer::AdamWFused => 2,
+            Optimizer::Sgd | Optimizer::SgdFused | Optimizer::None => 0,
+            Optimizer::SgdMomentum | Optimizer::SgdMomentumFused => 1,
         }
+    }
+
+    /// Whether a step counter of each parameter lies on the device, where the kernel reads it; else it lies on the host.
+    fn counts_on_device(self) -> bool {
+        matches!(self, Optimizer::AdamFused | Optimizer::AdamWFused)
     }
 }
 
@@ -49,11 +77,10 @@ impl FromStr for Optimizer {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::NAMES
-            .iter()
-            .find(|(name, _)| *name == text)
-            .map(|(_, optimizer)| *optimizer)
-            .ok_or_else(|| format!("`{text}` is not an optimizer; take adam, adamw, sgd or sgd-momentum"))
+        Self::NAMES.iter().find(|(name, _)| *name == text).map(|(_, optimizer)| *optimizer).ok_or_else(|| {
+            let names = Self::NAMES.map(|(name, _)| name);
+            format!("`{text}` is not an optimizer; take one of {}", names.join(", "))
+        })
     }
 }
 
@@ -61,6 +88,8 @@ impl FromStr for Optimizer {
 pub(crate) struct OptimizerState {
     optimizer: Optimizer,
     parameters: Vec<Tensor>,
+    /// The step counters that lie on the device.
+    counters: Vec<Tensor>,
     /// One list a kind of state (first moments, second moments).
     states: Vec<Vec<Tensor>>,
 }
@@ -68,14 +97,32 @@ pub(crate) struct OptimizerState {
 impl OptimizerState {
     pub(crate) fn new(tape: &Tape, optimizer: Optimizer) -> Self {
         let parameters = tape.state().parameters.clone();
-        let state_of =
-            |parameter: &Tensor| tape.tensor_before_step(parameter.dtype(), parameter.shape(), Category::Optimizer);
-        let states = (0..optimizer.state_tensors()).map(|_| parameters.iter().map(state_of).collect()).collect();
-        OptimizerState { optimizer, parameters, states }
+        let begins_as_gradient = matches!(optimizer, Optimizer::SgdMomentum | Optimizer::SgdMomentumFused);
+        let state_of = |parameter: &Tensor| {
+            // The momentum begins as a copy of the gradient, and lies as that does.
+            let shape = match parameter.spread() {
+                Spread::Whole(_, shape) if begins_as_gradient => shape,
+                _ => parameter.shape(),
+            };
+            tape.tensor_before_step(parameter.dtype(), shape, Category::Optimizer)
+        };
+        let mut counters = Vec::new();
+        let mut states = vec![Vec::new(); optimizer.state_tensors()];
+        // PyTorch makes all that belongs to a parameter before it goes on to the next.
+        for parameter in &parameters {
+            if optimizer.counts_on_device() {
+                counters.push(tape.tensor_before_step(Dtype::F32, &[], Category::Optimizer));
+            }
+            states.iter_mut().for_each(|kind| kind.push(state_of(parameter)));
+        }
+        OptimizerState { optimizer, parameters, counters, states }
     }
 
     /// `optimizer.step()`.
     pub(crate) fn step(&self, tape: &Tape) {
+        if self.optimizer == Optimizer::None {
+            return;
+        }
         tape.with(|state| state.phase = Phase::Optimizer);
         let (parameters, gradients): (Vec<Tensor>, Vec<Tensor>) =
             self.parameters.iter().filter_map(|p| Some((p.clone(), p.gradient()?))).unzip();
@@ -87,6 +134,11 @@ impl OptimizerState {
             let with_gradient = self.parameters.iter().zip(states).filter(|(p, _)| p.gradient().is_some());
             with_gradient.map(|(_, state)| state.clone()).collect()
         };
+        if self.optimizer.is_fused() {
+            let states: Vec<Vec<Tensor>> = self.states.iter().map(|states| kept(states)).collect();
+            let gradients = settled(&parameters, &gradients);
+            return self.fused(tape, &parameters, &gradients, &states, &kept(&self.counters));
+        }
         match (self.optimizer, self.states.as_slice()) {
             (Optimizer::Adam | Optimizer::AdamW, [first, second]) => {
                 self.adam(tape, &parameters, gradients, &kept(first), &kept(second));
@@ -95,9 +147,9 @@ impl OptimizerState {
                 let momenta = &kept(momenta);
                 in_place(tape, "_foreach_mul_.Scalar", momenta, &[]);
                 in_place(tape, "_foreach_add_.List", momenta, &[&gradients]);
-                in_place(tape, "_foreach_add_.List", &parameters, &[momenta]);
+                in_place(tape, "_foreach_add_.List", &parameters, &[&settled(&parameters, momenta)]);
             }
-            _ => in_place(tape, "_foreach_add_.List", &parameters, &[&gradients]),
+            _ => in_place(tape, "_foreach_add_.List", &parameters, &[&settled(&parameters, &gradients)]),
         }
     }
 
@@ -108,9 +160,11 @@ impl OptimizerState {
         if self.optimizer == Optimizer::AdamW {
             in_place(tape, "_foreach_mul_.Scalar", parameters, &[]);
         }
-        in_place(tape, "_foreach_lerp_.Scalar", first, &[&gradients]);
+        in_place(tape, "_foreach_lerp_.Scalar", first, &[&settled(parameters, &gradients)]);
         in_place(tape, "_foreach_mul_.Scalar", second, &[]);
-        in_place(tape, "_foreach_addcmul_.Scalar", second, &[&gradients, &gradients]);
+        let factors = [settled(parameters, &gradients), settled(parameters, &gradients)];
+        in_place(tape, "_foreach_addcmul_.Scalar", second, &[&factors[0], &factors[1]]);
+        drop(factors);
         drop(gradients);
         // Two bias corrections a parameter.
         on_host(tape, "_local_scalar_dense.default", 2 * parameters.len());
@@ -124,12 +178,39 @@ impl OptimizerState {
         roots.into_iter().rev().for_each(drop);
     }
 
+    /// One kernel changes parameters, gradients (by their scale) and state; the counters go ahead of it.
+    fn fused(
+        &self,
+        tape: &Tape,
+        parameters: &[Tensor],
+        gradients: &[Tensor],
+        states: &[Vec<Tensor>],
+        counters: &[Tensor],
+    ) {
+        let name = match self.optimizer {
+            Optimizer::AdamFused => "_fused_adam_.default",
+            Optimizer::AdamWFused => "_fused_adamw_.default",
+            _ => "_fused_sgd_.default",
+        };
+        if !counters.is_empty() {
+            in_place(tape, "_foreach_add_.Scalar", counters, &[]);
+        }
+        let changed: Vec<&Tensor> = parameters.iter().chain(gradients).chain(states.iter().flatten()).collect();
+        let inputs: Vec<&Tensor> = changed.iter().copied().chain(counters).collect();
+        tape.launch(Kernel::new(name, &inputs, vec![]).mutating(&changed));
+    }
+
     /// `optimizer.zero_grad()`.
     pub(crate) fn zero_grad(&self) {
         for parameter in &self.parameters {
             parameter.set_gradient(None);
         }
     }
+}
+
+/// Gradients or momenta as the parameters are spread; of those that are not, copies.
+fn settled(parameters: &[Tensor], others: &[Tensor]) -> Vec<Tensor> {
+    parameters.iter().zip(others).map(|(parameter, other)| other.settled(parameter.spread())).collect()
 }
 
 /// A kernel over lists of tensors that changes the first list.

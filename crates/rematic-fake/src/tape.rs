@@ -2,13 +2,14 @@ use std::cell::{Ref, RefCell};
 use std::rc::Rc;
 
 use rematic_trace::{
-    CallId, Category, Dtype, Event, Layout, Module, ModuleId, OpId, OpRecord, Parameter, Phase, StepTrace, StorageId,
-    Table,
+    CallId, Category, Collective, Dtype, Event, Layout, Module, ModuleId, OpId, OpRecord, Parameter, Phase, StepTrace,
+    StorageId, Table,
 };
 
 use crate::autograd::{Edge, Node, NodeId, NodeKind};
 use crate::error::FakeError;
 use crate::kernel::{Derivative, Kernel, Out, Results, Slot};
+use crate::parallel::{TP, TP_RANK, TensorParallel};
 use crate::tensor::Tensor;
 
 /// The most operators that a step may have; more is a mistake in the sizes. `rematic stats` takes about 0.4 kB for each, so
@@ -223,6 +224,26 @@ impl Tape {
             Tensor::of_parts(self, result.storage, out.is_held(), out.layout().clone(), result.layout)
         });
         (op, tensors.collect())
+    }
+
+    /// The model is shared by ranks.
+    pub(crate) fn share(&self, group: TensorParallel) {
+        self.fact(TP, group.ranks);
+        if group.rank > 0 {
+            self.fact(TP_RANK, group.rank);
+        }
+        self.with(|state| state.trace.place.axes.push(group.axis()));
+    }
+
+    /// The operator that ran last communicates with other ranks.
+    pub(crate) fn set_collective(&self, collective: Collective) {
+        self.with(|state| {
+            if state.error.is_none()
+                && let Some(last) = state.trace.ops().len().checked_sub(1)
+            {
+                state.trace.set_collective(OpId::new(last), collective);
+            }
+        });
     }
 
     // ---- references ----

@@ -4,6 +4,7 @@ use std::rc::Rc;
 use rematic_trace::{Dtype, Layout, LayoutId, StorageId};
 
 use crate::autograd::{Edge, NodeId};
+use crate::parallel::Spread;
 use crate::tape::Tape;
 
 /// A tensor without data: a layout over a storage. Cloning makes another reference to the same tensor; when the last
@@ -27,6 +28,7 @@ struct Inner {
 struct Leaf {
     accumulator: Cell<Option<NodeId>>,
     gradient: RefCell<Option<Tensor>>,
+    spread: Spread,
 }
 
 impl Drop for Inner {
@@ -121,7 +123,7 @@ impl Tensor {
 
     // ---- autograd ----
 
-    pub(crate) fn into_parameter(self) -> Tensor {
+    pub(crate) fn into_parameter(self, spread: Spread) -> Tensor {
         let (tape, storage) = (self.tape().clone(), self.0.storage);
         tape.hold(storage);
         Tensor(Rc::new(Inner {
@@ -131,7 +133,7 @@ impl Tensor {
             layout: self.0.layout.clone(),
             layout_id: self.0.layout_id,
             node: None,
-            leaf: Some(Leaf::default()),
+            leaf: Some(Leaf { spread, ..Leaf::default() }),
         }))
     }
 
@@ -163,7 +165,16 @@ impl Tensor {
             }
             (None, None) => return None,
         };
-        Some(Edge { node, input, shape: self.shape().to_vec(), dtype: self.dtype() })
+        let shape = match self.spread() {
+            Spread::Whole(_, shape) => shape.clone(),
+            _ => self.shape().to_vec(),
+        };
+        Some(Edge { node, input, shape, dtype: self.dtype() })
+    }
+
+    /// How the gradient of a parameter is spread.
+    pub(crate) fn spread(&self) -> &Spread {
+        self.0.leaf.as_ref().map_or(&Spread::Own, |leaf| &leaf.spread)
     }
 
     pub(crate) fn forget_accumulator(&self) {

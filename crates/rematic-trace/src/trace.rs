@@ -32,6 +32,25 @@ pub struct OpRecord<'a> {
     pub births: &'a [(u64, Category)],
 }
 
+impl<'a> OpRecord<'a> {
+    /// An operator that reads, makes and changes nothing, for others to be made of.
+    #[must_use]
+    pub fn new(name: &'a str, phase: Phase) -> Self {
+        OpRecord {
+            name,
+            phase,
+            call: None,
+            differentiates: None,
+            flags: Flags::default(),
+            mutates: &[],
+            inputs: &[],
+            outputs: &[],
+            saves: &[],
+            births: &[],
+        }
+    }
+}
+
 /// One rank's training step, from the first operator of forward to the end of `zero_grad`.
 #[derive(Clone, Debug)]
 pub struct StepTrace {

@@ -3,6 +3,7 @@
 use rematic_trace::Dtype;
 
 use crate::nn::Scope;
+use crate::parallel::TensorParallel;
 use crate::tensor::Tensor;
 use crate::{ArangeOverload, Attention, Tape};
 
@@ -149,7 +150,7 @@ fn repeat_kv(heads: &Tensor, group: u64) -> Tensor {
 }
 
 /// `ForCausalLMLoss`: cross-entropy in fp32 of every position against the next token.
-pub(super) fn causal_lm_loss(logits: &Tensor, labels: &Tensor) -> Tensor {
+pub(super) fn causal_lm_loss(logits: &Tensor, labels: &Tensor, group: Option<TensorParallel>) -> Tensor {
     let mut logits = logits.to(Dtype::F32);
     let padded = labels.pad_last(1);
     let mut targets = {
@@ -159,13 +160,21 @@ pub(super) fn causal_lm_loss(logits: &Tensor, labels: &Tensor) -> Tensor {
     let rows = logits.size(0).saturating_mul(logits.size(1));
     logits = logits.view(&[rows, logits.size(-1)]);
     targets = targets.view(&[rows]);
-    logits.cross_entropy(&targets)
+    match group {
+        None => logits.cross_entropy(&targets),
+        Some(group) => logits.cross_entropy_part(&targets, group),
+    }
 }
 
 /// The last hidden states through the output layer, and the loss.
-pub(super) fn lm_outputs(hidden: &Tensor, lm_head: &crate::nn::Linear, labels: &Tensor) -> (Tensor, Tensor) {
+pub(super) fn lm_outputs(
+    hidden: &Tensor,
+    lm_head: &crate::nn::Linear,
+    labels: &Tensor,
+    group: Option<TensorParallel>,
+) -> (Tensor, Tensor) {
     let hidden = hidden.alias();
-    let logits = lm_head.forward(&hidden);
-    let loss = causal_lm_loss(&logits, labels);
+    let logits = lm_head.forward_gathered(&hidden, group);
+    let loss = causal_lm_loss(&logits, labels, group);
     (loss, logits)
 }

@@ -121,6 +121,7 @@ fn llama(config: &Config<'_>, family: Family) -> Result<Architecture, FakeError>
         mlp_bias: family == Family::Llama && config.flag_or("mlp_bias", false)?,
         attention_dropout: config.probability_or("attention_dropout", 0.0)?,
         window: window(config, family, layers)?,
+        group: None,
     }))
 }
 

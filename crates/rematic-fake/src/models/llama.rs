@@ -2,6 +2,8 @@ use rematic_trace::Dtype;
 
 use super::causal_lm::{self, Activation};
 use crate::nn::{Embedding, Linear, RmsNorm, Scope};
+use crate::ops::Wait;
+use crate::parallel::TensorParallel;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 use crate::{Attention, AttentionKernel};
@@ -52,6 +54,15 @@ pub(super) struct LlamaConfig {
     pub(super) mlp_bias: bool,
     pub(super) attention_dropout: f64,
     pub(super) window: Option<Window>,
+    /// The ranks that share the model, if several do.
+    pub(super) group: Option<TensorParallel>,
+}
+
+impl LlamaConfig {
+    /// What the rank has of an extent that is cut.
+    fn share(&self, extent: u64) -> u64 {
+        self.group.map_or(extent, |group| group.share(extent))
+    }
 }
 
 /// A window that slides over the sequence.
@@ -88,26 +99,30 @@ pub(super) struct LlamaForCausalLm {
     scope: Scope,
     model: LlamaModel,
     lm_head: Linear,
+    group: Option<TensorParallel>,
 }
 
 impl LlamaForCausalLm {
     pub(super) fn new(tape: &Tape, config: &LlamaConfig, dtype: Dtype, kernel: AttentionKernel) -> Self {
         let scope = Scope::root(tape, &format!("{}ForCausalLM", config.family.prefix()), dtype);
         let model = LlamaModel::new(&scope, config, kernel);
-        let lm_head = if config.tied {
+        // PyTorch makes two parameters of a tied one when it cuts it.
+        let lm_head = if config.tied && config.group.is_none() {
             Linear::tied(&scope, "lm_head", model.embed_tokens.weight())
         } else {
-            Linear::new(&scope, "lm_head", config.hidden, config.vocab, false)
+            Linear::new(&scope, "lm_head", config.hidden, config.share(config.vocab), false)
         };
-        LlamaForCausalLm { scope, model, lm_head }
+        LlamaForCausalLm { scope, model, lm_head, group: config.group }
     }
 
-    /// Loss and logits; the tokens are their own labels.
-    pub(super) fn forward(&self, tokens: &Tensor) -> (Tensor, Tensor) {
+    /// Loss and logits; the tokens are their own labels. Where several ranks share the model, positions are given: a rank sees
+    /// too few of them to count.
+    pub(super) fn forward(&self, tokens: &Tensor, positions: Option<&Tensor>) -> (Tensor, Tensor) {
         // Token ids and labels.
-        self.scope.call_with(&[], &[tokens, tokens], || {
-            let hidden = self.model.forward(tokens);
-            causal_lm::lm_outputs(&hidden, &self.lm_head, tokens)
+        let given: Vec<&Tensor> = [tokens, tokens].into_iter().chain(positions).collect();
+        self.scope.call_with(&[], &given, || {
+            let hidden = self.model.forward(tokens, positions);
+            causal_lm::lm_outputs(&hidden, &self.lm_head, tokens, self.group)
         })
     }
 }
@@ -120,27 +135,36 @@ struct LlamaModel {
     rotary_emb: RotaryEmbedding,
     family: Family,
     window: Option<Window>,
+    group: Option<TensorParallel>,
 }
 
 impl LlamaModel {
     fn new(parent: &Scope, config: &LlamaConfig, kernel: AttentionKernel) -> Self {
         let prefix = config.family.prefix();
         let scope = parent.child("model", &format!("{prefix}Model"));
-        let embed_tokens = Embedding::new(&scope, "embed_tokens", config.vocab, config.hidden);
+        let embed_tokens = match config.group {
+            None => Embedding::new(&scope, "embed_tokens", config.vocab, config.hidden),
+            Some(group) => Embedding::part(&scope, "embed_tokens", config.vocab, config.hidden, group),
+        };
         let list = scope.child("layers", "ModuleList");
         let layers = (0..config.layers).map(|index| DecoderLayer::new(&list, index, config, kernel)).collect();
-        let norm = RmsNorm::new(&scope, "norm", &format!("{prefix}RMSNorm"), config.hidden);
+        let norm = RmsNorm::with(&scope, "norm", &format!("{prefix}RMSNorm"), config.hidden, config.group);
         let rotary_emb = RotaryEmbedding::new(&scope, config);
         // The window counts only if some layer has it.
         let window =
             config.window.clone().filter(|window| (0..config.layers).any(|layer| window.layers.contains(layer)));
-        LlamaModel { scope, embed_tokens, layers, norm, rotary_emb, family: config.family, window }
+        LlamaModel { scope, embed_tokens, layers, norm, rotary_emb, family: config.family, window, group: config.group }
     }
 
-    fn forward(&self, tokens: &Tensor) -> Tensor {
-        self.scope.call_with(&[], &[tokens], || {
-            let embedded = self.embed_tokens.forward(tokens);
-            let positions = causal_lm::position_ids(tokens.tape(), tokens.size(1));
+    fn forward(&self, tokens: &Tensor, positions: Option<&Tensor>) -> Tensor {
+        let given: Vec<&Tensor> = [tokens].into_iter().chain(positions).collect();
+        self.scope.call_with(&[], &given, || {
+            let embedded = match self.group {
+                None => self.embed_tokens.forward(tokens),
+                Some(group) => self.embed_tokens.forward_part(tokens, group),
+            };
+            let counted = || causal_lm::position_ids(tokens.tape(), tokens.size(1));
+            let positions = positions.cloned().unwrap_or_else(counted);
             let mask = self.mask(&positions, tokens.size(0));
             let mut hidden = embedded.clone();
             let rotary = self.rotary_emb.forward(&hidden, &positions);
@@ -149,7 +173,7 @@ impl LlamaModel {
                 let mask = mask.as_ref().filter(|_| windowed);
                 hidden = layer.forward(&hidden, &Keywords { rotary: &rotary, mask, positions: &positions });
             }
-            self.norm.forward(&hidden)
+            self.norm.forward_part(&hidden, self.group)
         })
     }
 }
@@ -229,18 +253,20 @@ struct DecoderLayer {
     mlp: Mlp,
     input_layernorm: RmsNorm,
     post_attention_layernorm: RmsNorm,
+    group: Option<TensorParallel>,
 }
 
 impl DecoderLayer {
     fn new(list: &Scope, index: u64, config: &LlamaConfig, kernel: AttentionKernel) -> Self {
         let prefix = config.family.prefix();
         let scope = list.child(&index.to_string(), &format!("{prefix}DecoderLayer"));
-        let norm_class = format!("{prefix}RMSNorm");
+        let norm = |name| RmsNorm::with(&scope, name, &format!("{prefix}RMSNorm"), config.hidden, config.group);
         DecoderLayer {
             self_attn: SelfAttention::new(&scope, config, kernel),
             mlp: Mlp::new(&scope, config),
-            input_layernorm: RmsNorm::new(&scope, "input_layernorm", &norm_class, config.hidden),
-            post_attention_layernorm: RmsNorm::new(&scope, "post_attention_layernorm", &norm_class, config.hidden),
+            input_layernorm: norm("input_layernorm"),
+            post_attention_layernorm: norm("post_attention_layernorm"),
+            group: config.group,
             scope,
         }
     }
@@ -248,11 +274,11 @@ impl DecoderLayer {
     fn forward(&self, input: &Tensor, keywords: &Keywords<'_>) -> Tensor {
         self.scope.call_with(&[input], &keywords.tensors(), || {
             let mut residual = input.clone();
-            let mut hidden = self.input_layernorm.forward(input);
+            let mut hidden = self.input_layernorm.forward_part(input, self.group);
             hidden = self.self_attn.forward(&hidden, keywords);
             hidden = residual.add(&hidden);
             residual = hidden.clone();
-            hidden = self.post_attention_layernorm.forward(&hidden);
+            hidden = self.post_attention_layernorm.forward_part(&hidden, self.group);
             hidden = self.mlp.forward(&hidden);
             residual.add(&hidden)
         })
@@ -271,15 +297,17 @@ struct SelfAttention {
     heads: u64,
     key_heads: u64,
     attention: Attention,
+    group: Option<TensorParallel>,
 }
 
 impl SelfAttention {
     fn new(parent: &Scope, config: &LlamaConfig, kernel: AttentionKernel) -> Self {
         let prefix = config.family.prefix();
         let scope = parent.child("self_attn", &format!("{prefix}Attention"));
-        let queries = config.heads.saturating_mul(config.head_dim);
-        let keys = config.key_heads.saturating_mul(config.head_dim);
-        let norm = |name| RmsNorm::new(&scope, name, &format!("{prefix}RMSNorm"), config.head_dim);
+        let (heads, key_heads) = (config.share(config.heads), config.share(config.key_heads));
+        let queries = heads.saturating_mul(config.head_dim);
+        let keys = key_heads.saturating_mul(config.head_dim);
+        let norm = |name| RmsNorm::with(&scope, name, &format!("{prefix}RMSNorm"), config.head_dim, config.group);
         SelfAttention {
             q_proj: Linear::new(&scope, "q_proj", config.hidden, queries, config.qkv_bias),
             k_proj: Linear::new(&scope, "k_proj", config.hidden, keys, config.qkv_bias),
@@ -287,26 +315,28 @@ impl SelfAttention {
             o_proj: Linear::new(&scope, "o_proj", queries, config.hidden, config.output_bias),
             norms: (config.family == Family::Qwen3).then(|| (norm("q_norm"), norm("k_norm"))),
             head_dim: config.head_dim,
-            heads: config.heads,
-            key_heads: config.key_heads,
+            heads,
+            key_heads,
             attention: Attention { kernel, dropout: config.attention_dropout, ..Attention::default() },
+            group: config.group,
             scope,
         }
     }
 
     /// Called with keyword arguments only.
     fn forward(&self, input: &Tensor, keywords: &Keywords<'_>) -> Tensor {
+        let input = &whole_sequence(input, self.group);
         let mut arguments = vec![input];
         arguments.extend(keywords.tensors());
         self.scope.call_with(&[], &arguments, || {
             let (batch, seq) = (input.size(0), input.size(1));
             let heads_of = |projection: &Linear, heads: u64, norm: Option<&RmsNorm>| {
                 let mut split = {
-                    let projected = projection.forward(input);
+                    let projected = projection.forward_columns(input, self.group);
                     projected.view(&[batch, seq, heads, self.head_dim])
                 };
                 if let Some(norm) = norm {
-                    split = norm.forward(&split);
+                    split = norm.forward_heads(&split, self.group);
                 }
                 split.transpose(1, 2)
             };
@@ -316,10 +346,15 @@ impl SelfAttention {
             (queries, keys) = rotate(&queries, &keys, keywords.rotary);
             let mut output = causal_lm::attend(self.attention, &queries, &keys, &values, keywords.mask);
             output = output.reshape(&[batch, seq, self.heads.saturating_mul(self.head_dim)]);
-            output = self.o_proj.forward(&output);
+            output = self.o_proj.forward_rows(&output, self.group);
             output
         })
     }
+}
+
+/// What a rank of several computes attention and the feed-forward network of: all of the sequence.
+fn whole_sequence(part: &Tensor, group: Option<TensorParallel>) -> Tensor {
+    group.map_or_else(|| part.clone(), |group| part.gather_sequence(group, Wait::AtOnce))
 }
 
 /// `apply_rotary_pos_emb`.
@@ -352,33 +387,36 @@ struct Mlp {
     down_proj: Linear,
     act_fn: Scope,
     activation: Activation,
+    group: Option<TensorParallel>,
 }
 
 impl Mlp {
     fn new(parent: &Scope, config: &LlamaConfig) -> Self {
         let scope = parent.child("mlp", &format!("{}MLP", config.family.prefix()));
-        let (hidden, wide, bias) = (config.hidden, config.intermediate, config.mlp_bias);
+        let (hidden, wide, bias) = (config.hidden, config.share(config.intermediate), config.mlp_bias);
         Mlp {
             gate_proj: Linear::new(&scope, "gate_proj", hidden, wide, bias),
             up_proj: Linear::new(&scope, "up_proj", hidden, wide, bias),
             down_proj: Linear::new(&scope, "down_proj", wide, hidden, bias),
             act_fn: scope.child("act_fn", config.activation.class()),
             activation: config.activation,
+            group: config.group,
             scope,
         }
     }
 
     fn forward(&self, input: &Tensor) -> Tensor {
+        let input = &whole_sequence(input, self.group);
         self.scope.call(&[input], || {
             let product = {
                 let activated = {
-                    let gate = self.gate_proj.forward(input);
+                    let gate = self.gate_proj.forward_columns(input, self.group);
                     self.activation.forward(&self.act_fn, &gate)
                 };
-                let up = self.up_proj.forward(input);
+                let up = self.up_proj.forward_columns(input, self.group);
                 activated.mul(&up)
             };
-            self.down_proj.forward(&product)
+            self.down_proj.forward_rows(&product, self.group)
         })
     }
 }

@@ -6,6 +6,7 @@ mod config;
 mod gpt2;
 mod llama;
 mod seed_transformer;
+mod sharing;
 
 use rematic_trace::{Dtype, Opt, StepTrace};
 
@@ -15,6 +16,7 @@ use self::llama::{LlamaConfig, LlamaForCausalLm};
 use self::seed_transformer::SeedTransformer;
 use crate::error::FakeError;
 use crate::optimizer::Optimizer;
+use crate::parallel::{TP, TP_RANK, TensorParallel};
 use crate::step::Step;
 use crate::tape::Tape;
 use crate::{AttentionKernel, Tensor};
@@ -48,6 +50,19 @@ pub struct Options {
     pub heads: Option<u64>,
     /// Vocabulary; seed-transformer only.
     pub vocab: Option<u64>,
+    /// Ranks that share the model's weights and its sequence, at least two: tensor parallelism. Decoders of Llama's kind only.
+    pub tp: Option<u32>,
+    /// Which of them it is; the first, if nothing is said.
+    pub tp_rank: Option<u32>,
+}
+
+impl Options {
+    /// Among how many ranks a step is shared that says so of itself, and which of them it is of.
+    #[must_use]
+    pub fn shared_like(facts: &[(String, String)]) -> (Option<u32>, Option<u32>) {
+        let number = |name: &str| facts.iter().find(|fact| fact.0 == name).and_then(|fact| fact.1.parse().ok());
+        (number(TP), number(TP_RANK))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -143,6 +158,7 @@ impl Model {
             return Err(out_of_range("dtype", self.dtype, "it must be fp32, bf16 or fp16"));
         }
         self.resize(options)?;
+        self.share(options)?;
         self.check()?;
         Ok(self)
     }
@@ -182,6 +198,33 @@ impl Model {
         Ok(())
     }
 
+    /// Shares the model among ranks.
+    fn share(&mut self, options: &Options) -> Result<(), FakeError> {
+        let Some(ranks) = options.tp else {
+            return match options.tp_rank {
+                Some(rank) => Err(out_of_range("tp-rank", rank, &format!("say with {} among how many", Opt("tp")))),
+                None => Ok(()),
+            };
+        };
+        if ranks < 2 {
+            return Err(out_of_range("tp", ranks, "it must be at least 2"));
+        }
+        let rank = options.tp_rank.unwrap_or(0);
+        if rank >= ranks {
+            let rule = format!("{} GPUs have the ranks 0 to {}", ranks, ranks - 1);
+            return Err(out_of_range("tp-rank", rank, &rule));
+        }
+        let Architecture::Llama(llama) = &mut self.architecture else {
+            return Err(FakeError::NotParallel {
+                model: self.name.clone(),
+                option: Opt("tp").to_string(),
+                instead: Opt("fsdp").to_string(),
+            });
+        };
+        llama.group = Some(TensorParallel { ranks, rank });
+        Ok(())
+    }
+
     /// Rules that tie several sizes together.
     fn check(&self) -> Result<(), FakeError> {
         let layers = match &self.architecture {
@@ -199,7 +242,12 @@ impl Model {
                 }
                 gpt2.layers
             }
-            Architecture::Llama(llama) => llama.layers,
+            Architecture::Llama(llama) => {
+                if let Some(group) = llama.group {
+                    sharing::check(&self.name, llama, group, self.seq)?;
+                }
+                llama.layers
+            }
         };
         if layers > MAX_LAYERS {
             return Err(out_of_range("layers", layers, &format!("it must be at most {MAX_LAYERS}")));
@@ -232,9 +280,13 @@ impl Model {
                 Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), loss_of)
             }
             Architecture::Llama(config) => {
+                if let Some(group) = config.group {
+                    tape.share(group);
+                }
                 let model = LlamaForCausalLm::new(&tape, config, self.dtype, self.attention);
                 let tokens = tape.input(Dtype::I64, &tokens);
-                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), loss_of)
+                let positions = config.group.map(|_| tape.input(Dtype::I64, &[1, self.seq]));
+                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens, positions.as_ref()), loss_of)
             }
         }
     }

@@ -1,6 +1,8 @@
 use rematic_trace::Dtype;
 
 use super::Scope;
+use crate::ops::Wait;
+use crate::parallel::{Spread, TensorParallel};
 use crate::tensor::Tensor;
 
 /// `x @ weight.T + bias`.
@@ -32,6 +34,30 @@ impl Linear {
     #[must_use]
     pub fn forward(&self, input: &Tensor) -> Tensor {
         self.scope.call(&[input], || input.linear(&self.weight, self.bias.as_ref()))
+    }
+
+    /// Runs the rank's outputs of the layer (`ColwiseParallel`), on what all ranks have. They are a tensor of its own.
+    pub(crate) fn forward_columns(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
+        let output = self.forward(input);
+        if group.is_some() { output.local() } else { output }
+    }
+
+    /// Runs the layer on the rank's inputs (`RowwiseParallel`): its part of the sequence of the sum over all ranks.
+    pub(crate) fn forward_rows(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
+        let Some(group) = group else { return self.forward(input) };
+        let summand = {
+            let input = input.distributed();
+            self.forward(&input)
+        };
+        let part = summand.scatter_sequence(group);
+        part.local()
+    }
+
+    /// Runs the rank's outputs of the layer on a part of the sequence, which is gathered first.
+    pub(crate) fn forward_gathered(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
+        let Some(group) = group else { return self.forward(input) };
+        let whole = input.gather_sequence(group, Wait::Later);
+        self.forward(&whole)
     }
 }
 
@@ -84,6 +110,34 @@ impl Embedding {
         Embedding { scope, weight }
     }
 
+    /// The rank's rows of `count` vectors of `width`.
+    pub(crate) fn part(parent: &Scope, name: &str, count: u64, width: u64, group: TensorParallel) -> Self {
+        let scope = parent.child(name, "Embedding");
+        let spread = Spread::Whole(group, vec![count, width]);
+        let weight = scope.parameter_of("weight", &[group.share(count), width], spread);
+        Embedding { scope, weight }
+    }
+
+    /// Looks vectors up in a table that lies on several ranks (`RowwiseParallel`): the rank's part of the sequence.
+    pub(crate) fn forward_part(&self, indices: &Tensor, group: TensorParallel) -> Tensor {
+        let count = match self.weight.spread() {
+            Spread::Whole(_, shape) => shape.first().copied().unwrap_or(0),
+            _ => self.weight.size(0),
+        };
+        let indices = indices.distributed();
+        let mut mask = None;
+        let summand = self.scope.call(&[&indices], || {
+            let (rows, others) = self.weight.embedding_part(&indices, count);
+            mask = Some(others);
+            rows
+        });
+        if let Some(mask) = mask {
+            summand.mask_rows(mask);
+        }
+        let part = summand.scatter_sequence(group);
+        part.local()
+    }
+
     /// The table, to tie it to an output layer.
     #[must_use]
     pub fn weight(&self) -> &Tensor {
@@ -131,9 +185,29 @@ impl RmsNorm {
     /// Over the last dimension, of extent `width`; `class` is the Python class.
     #[must_use]
     pub fn new(parent: &Scope, name: &str, class: &str, width: u64) -> Self {
+        Self::with(parent, name, class, width, None)
+    }
+
+    /// On all ranks the same, each with a part of the sequence or of the heads (`SequenceParallel`), if there are several.
+    pub(crate) fn with(parent: &Scope, name: &str, class: &str, width: u64, group: Option<TensorParallel>) -> Self {
         let scope = parent.child(name, class);
-        let weight = scope.parameter("weight", &[width]);
+        let weight = scope.parameter_of("weight", &[width], group.map_or(Spread::Own, Spread::Summand));
         RmsNorm { scope, weight }
+    }
+
+    /// Runs the layer on the rank's part.
+    pub(crate) fn forward_part(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
+        if group.is_none() {
+            return self.forward(input);
+        }
+        let input = input.distributed();
+        self.forward(&input)
+    }
+
+    /// Runs the layer on the rank's heads, and makes a tensor of its own of them.
+    pub(crate) fn forward_heads(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
+        let output = self.forward_part(input, group);
+        if group.is_some() { output.local() } else { output }
     }
 
     /// Runs the layer.

@@ -1,5 +1,6 @@
 use rematic_trace::{Category, Dtype, ModuleId};
 
+use crate::parallel::Spread;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 
@@ -62,7 +63,12 @@ impl Scope {
     /// A trainable parameter.
     #[must_use]
     pub fn parameter(&self, name: &str, shape: &[u64]) -> Tensor {
-        let tensor = self.tape.tensor_before_step(self.dtype, shape, Category::Parameter).into_parameter();
+        self.parameter_of(name, shape, Spread::Own)
+    }
+
+    /// A trainable parameter whose gradient is spread over ranks.
+    pub(crate) fn parameter_of(&self, name: &str, shape: &[u64], spread: Spread) -> Tensor {
+        let tensor = self.tape.tensor_before_step(self.dtype, shape, Category::Parameter).into_parameter(spread);
         self.tape.add_to_module(self.module, name, &tensor, false);
         self.tape.with(|state| state.parameters.push(tensor.clone()));
         tensor

@@ -9,8 +9,11 @@ mod factors;
 mod loss;
 mod matmul;
 mod norm;
+mod redistribute;
 mod reduce;
 mod view;
+mod vocabulary;
 
 pub use attention::{Attention, AttentionKernel};
+pub(crate) use redistribute::Wait;
 pub use reduce::ArangeOverload;

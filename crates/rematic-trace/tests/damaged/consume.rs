@@ -31,7 +31,7 @@ pub(crate) fn consume(bytes: &[u8]) -> bool {
             assert!(memory.allocated <= memory.reserved);
         }
         let (timeline, costs, stats, memory) = (&timeline, &costs, &stats, memory.as_ref());
-        let report = StatsReport { trace: &trace, timeline, costs, stats, device: &device, memory };
+        let report = StatsReport { trace: &trace, timeline, costs, stats, device: &device, memory, pace: None };
         assert!(report.json(true).ends_with("}\n"));
         assert!(report.text(Style::default()).contains("Peak"));
         plan(&trace, costs, stats, allocator);

@@ -73,18 +73,7 @@ impl Step {
     }
 
     fn record<'a>(name: &'a str, phase: Phase, inputs: &'a [Tensor], outputs: &'a [Tensor]) -> OpRecord<'a> {
-        OpRecord {
-            name,
-            phase,
-            call: None,
-            differentiates: None,
-            flags: Flags::default(),
-            mutates: &[],
-            inputs,
-            outputs,
-            saves: &[],
-            births: &[],
-        }
+        OpRecord { inputs, outputs, ..OpRecord::new(name, phase) }
     }
 
     fn drop(&mut self, tensor: Tensor) {
