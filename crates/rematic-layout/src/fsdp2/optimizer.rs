@@ -1,6 +1,6 @@
 //! What the optimizer does with rows of parameters in place of whole ones.
 
-use rematic_trace::{Layout, Op, OpId, StorageId, Tensor};
+use rematic_trace::{Op, OpId, StorageId, Tensor};
 
 use super::Fsdp2Error;
 use super::walk::{Place, Walk};
@@ -11,6 +11,10 @@ const PRODUCTS: [&str; 6] = ["mm.", "bmm.", "addmm.", "baddbmm.", "matmul.", "li
 impl Walk<'_> {
     /// An operator of the optimizer works on rows, and makes rows of what has the shape of a parameter.
     pub(super) fn optimizer_op(&mut self, id: OpId) -> Result<(), Fsdp2Error> {
+        if self.settlings.settles(id) {
+            self.skip_settling(id);
+            return Ok(());
+        }
         let op = self.trace.op(id);
         let inputs: Vec<Tensor> = self.trace.inputs(op).iter().map(|tensor| self.rows_of(*tensor)).collect();
         let first = self.made.next_storage().index();
@@ -18,16 +22,9 @@ impl Walk<'_> {
         for (at, &birth) in self.births[id].iter().enumerate() {
             let new = StorageId::new(first + at);
             let (bytes, category) = self.size_of(birth);
-            match self.shape_of_birth(op, birth)? {
-                Some(own) => {
-                    self.places[birth] = Place::Rows(new);
-                    births.push((own.elements().saturating_mul(own.dtype.size()), category));
-                }
-                None => {
-                    self.places[birth] = Place::There(new);
-                    births.push((bytes, category));
-                }
-            }
+            let spread = self.rows_of_birth(op, birth)?;
+            self.places[birth] = if spread.is_some() { Place::Rows(new) } else { Place::There(new) };
+            births.push((spread.unwrap_or(bytes), category));
         }
         let outputs: Vec<Tensor> = self.trace.outputs(op).iter().map(|tensor| self.rows_of(*tensor)).collect();
         let saves: Vec<Tensor> = self.trace.saves(op).iter().map(|tensor| self.rows_of(*tensor)).collect();
@@ -35,8 +32,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The rank's rows of a new storage; nothing if it is not spread.
-    fn shape_of_birth(&self, op: &Op, birth: StorageId) -> Result<Option<Layout>, Fsdp2Error> {
+    /// What the rank's rows of a new storage take; nothing if it is not spread.
+    fn rows_of_birth(&self, op: &Op, birth: StorageId) -> Result<Option<u64>, Fsdp2Error> {
         let Some(output) = self.trace.outputs(op).iter().find(|tensor| tensor.storage == birth) else {
             return Ok(None);
         };
@@ -48,7 +45,7 @@ impl Walk<'_> {
         }
         let multiplies = PRODUCTS.iter().any(|name| self.trace.op_name(op).starts_with(name));
         if !multiplies && read.clone().any(|other| other.shape == layout.shape) {
-            return Ok(Some(self.rows.own(layout)));
+            return Ok(Some(self.rows.own_bytes(layout)));
         }
         match read.next() {
             Some(_) => Err(Fsdp2Error::Optimizer { op: self.trace.op_name(op).to_owned() }),
@@ -63,12 +60,13 @@ impl Walk<'_> {
             Place::There(_) | Place::Nowhere => self.whole(tensor),
             Place::Weight(weight) if layout.shape == self.weights[weight].layout.shape => self.weights[weight].shard,
             Place::Weight(weight) => self.rows_in(self.weights[weight].shard.storage, tensor),
-            Place::Reduced(_) | Place::Rows(_) => self.rows_in(self.place(tensor.storage), tensor),
+            Place::Reduced(_) | Place::Rows(_) | Place::Settled(_) => self.rows_in(self.place(tensor.storage), tensor),
         }
     }
 
     fn rows_in(&mut self, storage: StorageId, tensor: Tensor) -> Tensor {
-        let own = self.rows.own(self.trace.layout_of(tensor));
+        let layout = self.settlings.part(tensor.storage).unwrap_or_else(|| self.trace.layout_of(tensor));
+        let own = self.rows.own(layout);
         Tensor { storage, layout: self.made.layout(&own) }
     }
 }

@@ -31,13 +31,19 @@ impl Rows {
         Layout::contiguous(self.dtype_of(layout.dtype), &shape)
     }
 
+    /// What the rank's rows take.
+    pub(crate) fn own_bytes(self, layout: &Layout) -> u64 {
+        let own = self.own(layout);
+        own.elements().saturating_mul(own.dtype.size())
+    }
+
     /// The elements of a chunk.
     pub(crate) fn padded_elements(self, layout: &Layout) -> u64 {
         let mut shape = layout.shape.clone();
         if let Some(rows) = shape.first_mut() {
             *rows = self.chunk(*rows);
         }
-        shape.iter().fold(1, |product: u64, extent| product.saturating_mul(*extent))
+        Layout::contiguous(layout.dtype, &shape).elements()
     }
 
     /// The type that a tensor has in the shards.

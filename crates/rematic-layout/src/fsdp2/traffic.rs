@@ -1,6 +1,5 @@
 use rematic_trace::{
-    Category, Collective, CollectiveKind, Dtype, Event, Flags, Layout, OpRecord, Phase, StepTrace, StorageId, StreamId,
-    Tensor,
+    Category, Collective, CollectiveKind, Dtype, Event, Layout, OpRecord, Phase, StepTrace, StorageId, StreamId, Tensor,
 };
 
 use super::weights::Weight;
@@ -59,7 +58,7 @@ impl Traffic {
                 inputs: &shards,
                 outputs: &[cast],
                 births: &births,
-                ..record("_foreach_copy_.default", phase)
+                ..OpRecord::new("_foreach_copy_.default", phase)
             });
             made.set_stream(op, copy_in);
             cast
@@ -69,12 +68,13 @@ impl Traffic {
         let births = [(bytes(dtype, whole), Category::Other)];
         let read: Vec<Tensor> = cast.map_or(shards, |cast| vec![cast]);
         let name = "all_gather_copy_in.default";
-        let op = made.run(OpRecord { inputs: &read, outputs: &[buffer], births: &births, ..record(name, phase) });
+        let op =
+            made.run(OpRecord { inputs: &read, outputs: &[buffer], births: &births, ..OpRecord::new(name, phase) });
         made.set_stream(op, copy_in);
         made.push(Event::Wait { stream: gathers, on: copy_in });
         let changed = [buffer.storage];
         let name = "_allgather_base_.default";
-        let op = made.run(OpRecord { inputs: &[buffer], mutates: &changed, ..record(name, phase) });
+        let op = made.run(OpRecord { inputs: &[buffer], mutates: &changed, ..OpRecord::new(name, phase) });
         made.set_stream(op, gathers);
         let axis = SHARD.to_owned();
         let message = bytes(dtype, whole);
@@ -100,7 +100,7 @@ impl Traffic {
         let whole = Layout::contiguous(dtype, &[elements.saturating_mul(u64::from(self.ranks))]);
         let read = [Tensor { storage: buffer, layout: made.layout(&whole) }];
         let name = "split_with_sizes_copy.out";
-        made.run(OpRecord { inputs: &read, mutates: &changed, ..record(name, phase) });
+        made.run(OpRecord { inputs: &read, mutates: &changed, ..OpRecord::new(name, phase) });
         made.push(Event::Wait { stream: self.streams.copy_in, on: StreamId::COMPUTE });
     }
 
@@ -114,6 +114,13 @@ impl Traffic {
         if let Some(buffer) = self.packed.take() {
             made.push(Event::Wait { stream: StreamId::COMPUTE, on: self.streams.scatters });
             made.push(Event::Drop(buffer));
+        }
+    }
+
+    /// The optimizer begins after the last reduction.
+    pub(crate) fn wait_for_reductions(&self, made: &mut StepTrace) {
+        if let Some(on) = self.streams.reduces {
+            made.push(Event::Wait { stream: StreamId::COMPUTE, on });
         }
     }
 
@@ -135,7 +142,12 @@ impl Traffic {
         let packed = flat(made, dtype, whole);
         let births = [(bytes(dtype, whole), Category::Temp)];
         let name = "_chunk_cat.out";
-        made.run(OpRecord { inputs: &read, outputs: &[packed], births: &births, ..record(name, Phase::Backward) });
+        made.run(OpRecord {
+            inputs: &read,
+            outputs: &[packed],
+            births: &births,
+            ..OpRecord::new(name, Phase::Backward)
+        });
         for (storage, _) in gradients {
             made.push(Event::Drop(*storage));
         }
@@ -143,8 +155,12 @@ impl Traffic {
         let own = flat(made, dtype, elements);
         let births = [(bytes(dtype, elements), Category::Temp)];
         let name = "_reduce_scatter_base_.default";
-        let op =
-            made.run(OpRecord { inputs: &[packed], outputs: &[own], births: &births, ..record(name, Phase::Backward) });
+        let op = made.run(OpRecord {
+            inputs: &[packed],
+            outputs: &[own],
+            births: &births,
+            ..OpRecord::new(name, Phase::Backward)
+        });
         made.set_stream(op, scatters);
         let axis = SHARD.to_owned();
         let (kind, message) = (CollectiveKind::ReduceScatter, bytes(dtype, whole));
@@ -153,7 +169,7 @@ impl Traffic {
             made.push(Event::Wait { stream, on: scatters });
             let changed = [own.storage];
             let name = "allreduce_.default";
-            let op = made.run(OpRecord { inputs: &[own], mutates: &changed, ..record(name, Phase::Backward) });
+            let op = made.run(OpRecord { inputs: &[own], mutates: &changed, ..OpRecord::new(name, Phase::Backward) });
             made.set_stream(op, stream);
             let (kind, axis) = (CollectiveKind::AllReduce, REPLICATE.to_owned());
             made.set_collective(op, Collective { kind, group: self.replicas, axis, bytes: bytes(dtype, elements) });
@@ -184,19 +200,4 @@ fn bytes(dtype: Dtype, elements: u64) -> u64 {
 
 fn dense(layout: &Layout) -> Layout {
     Layout::contiguous(layout.dtype, &layout.shape)
-}
-
-fn record(name: &str, phase: Phase) -> OpRecord<'_> {
-    OpRecord {
-        name,
-        phase,
-        call: None,
-        differentiates: None,
-        flags: Flags::default(),
-        mutates: &[],
-        inputs: &[],
-        outputs: &[],
-        saves: &[],
-        births: &[],
-    }
 }

@@ -5,6 +5,7 @@ use rematic_trace::{
 };
 
 use super::gradients::parameter_of;
+use super::settling::Settlings;
 use super::shards::Rows;
 use super::traffic::{Streams, Traffic};
 use super::weights::Weight;
@@ -42,6 +43,8 @@ pub(super) enum Place {
     Reduced(usize),
     /// The optimizer's: the rank has rows of it.
     Rows(StorageId),
+    /// A copy of this gradient, which is what the copy would be.
+    Settled(StorageId),
 }
 
 pub(crate) struct Walk<'a> {
@@ -62,6 +65,7 @@ pub(crate) struct Walk<'a> {
     /// For every parameter, its unit.
     pub(super) unit_of_weight: Vec<usize>,
     traffic: Traffic,
+    pub(super) settlings: Settlings,
     /// The units whose forwards have ended, in order.
     ended: Vec<usize>,
     in_backward: bool,
@@ -96,6 +100,7 @@ impl<'a> Walk<'a> {
             unit_at: trace.modules().filled(None),
             unit_of_weight: Vec::new(),
             traffic,
+            settlings: Settlings::new(trace),
             ended: Vec::new(),
             in_backward: false,
             mixes: false,
@@ -118,7 +123,7 @@ impl<'a> Walk<'a> {
             })
             .collect();
         let elements: Vec<u64> = self.weights.iter().map(|weight| weight.layout.elements()).collect();
-        self.gradient_of = parameter_of(self.trace, &parameters, &elements)?;
+        self.gradient_of = parameter_of(self.trace, &parameters, &elements, &self.settlings)?;
         Ok(())
     }
 
@@ -140,11 +145,10 @@ impl<'a> Walk<'a> {
             }
             let spread =
                 layouts[id].filter(|layout| storage.category == Category::Optimizer && !layout.shape.is_empty());
+            let spread = spread.map(|layout| self.settlings.part(id).unwrap_or(layout));
             self.places[id] = match spread {
                 Some(layout) => {
-                    let own = self.rows.own(layout);
-                    let bytes = own.elements().saturating_mul(own.dtype.size());
-                    Place::Rows(self.made.storage_before_step(bytes, storage.category))
+                    Place::Rows(self.made.storage_before_step(self.rows.own_bytes(layout), storage.category))
                 }
                 None => Place::There(self.made.storage_before_step(storage.bytes, storage.category)),
             };
@@ -236,6 +240,7 @@ impl<'a> Walk<'a> {
             Place::There(place) | Place::Rows(place) => place,
             Place::Weight(weight) => self.weights[weight].whole,
             Place::Reduced(unit) => self.units[unit].reduced.map_or(StorageId::new(0), |(storage, _)| storage),
+            Place::Settled(gradient) => self.place(gradient),
             Place::Nowhere => StorageId::new(0),
         }
     }
@@ -327,6 +332,7 @@ impl<'a> Walk<'a> {
 
     /// Its weights go, and its gradients are reduced.
     fn after_backward(&mut self, unit: usize) {
+        self.settle(unit);
         self.release(unit);
         if let Some(flat) = self.units[unit].ahead.take() {
             self.made.push(Event::Drop(flat));
@@ -358,6 +364,7 @@ impl<'a> Walk<'a> {
             self.units[unit].ended.clear();
         }
         self.traffic.drop_packed(&mut self.made);
+        self.traffic.wait_for_reductions(&mut self.made);
         self.ended.clear();
     }
 
@@ -376,7 +383,7 @@ impl<'a> Walk<'a> {
             // A parameter that is dropped is no parameter of a model; its shard goes with it.
             Place::Weight(weight) => self.made.push(Event::Drop(self.weights[weight].whole)),
             Place::There(place) | Place::Rows(place) => self.made.push(Event::Drop(place)),
-            Place::Nowhere => {}
+            Place::Nowhere | Place::Settled(_) => {}
         }
     }
 
@@ -384,6 +391,7 @@ impl<'a> Walk<'a> {
         self.made.push(Event::Recategorize(self.place(storage), category));
         if let Some(weight) = self.gradient_of[storage].filter(|_| category == Category::Gradient) {
             self.units[self.unit_of_weight[weight]].gradients.push((storage, weight));
+            self.widen(storage, weight);
         }
     }
 

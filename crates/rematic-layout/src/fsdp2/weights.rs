@@ -1,6 +1,6 @@
 //! The parameters, and which unit has each.
 
-use rematic_trace::{Category, Layout, ModuleId, Parameter, StorageId, Tensor};
+use rematic_trace::{Category, Dtype, Layout, ModuleId, Parameter, StorageId, Tensor};
 
 use super::Fsdp2Error;
 use super::units::unit_of;
@@ -25,7 +25,9 @@ impl Walk<'_> {
         let trace = self.trace;
         for (index, &unit) in units.iter().enumerate() {
             self.unit_at[unit] = Some(index);
-            self.units.push(Unit { name: trace.path(unit), reshards: self.how.reshard, ..Unit::default() });
+            let is_kept = index + self.how.gathered as usize >= units.len();
+            let reshards = self.how.reshard && !is_kept;
+            self.units.push(Unit { name: trace.path(unit), reshards, ..Unit::default() });
         }
         let root = units.len();
         self.unit_at[ModuleId::new(0)] = Some(root);
@@ -34,33 +36,31 @@ impl Walk<'_> {
         for (id, module) in trace.modules().entries() {
             for Parameter { name, storage, layout } in &module.parameters {
                 let named = || format!("{}.{name}", trace.path(id));
-                match self.places[*storage] {
-                    Place::Weight(weight) if self.unit_of_weight[weight] != of[id] => {
+                if let Place::Weight(weight) = self.places[*storage] {
+                    if self.unit_of_weight[weight] != of[id] {
                         return Err(Fsdp2Error::SharedByUnits { parameter: named() });
                     }
-                    Place::Weight(_) => {}
-                    _ => {
-                        let layout = &trace.layouts()[*layout];
-                        if layout.shape.is_empty() {
-                            return Err(Fsdp2Error::Scalar { parameter: named() });
-                        }
-                        if !layout.is_contiguous() {
-                            return Err(Fsdp2Error::NotContiguous { parameter: named() });
-                        }
-                        self.places[*storage] = Place::Weight(self.weights.len());
-                        self.units[of[id]].weights.push(self.weights.len());
-                        self.unit_of_weight.push(of[id]);
-                        let weight = self.weight(layout);
-                        self.weights.push(weight);
-                    }
+                    continue;
                 }
+                let layout = &trace.layouts()[*layout];
+                if layout.shape.is_empty() {
+                    return Err(Fsdp2Error::Scalar { parameter: named() });
+                }
+                if !layout.is_contiguous() {
+                    return Err(Fsdp2Error::NotContiguous { parameter: named() });
+                }
+                self.places[*storage] = Place::Weight(self.weights.len());
+                self.units[of[id]].weights.push(self.weights.len());
+                self.unit_of_weight.push(of[id]);
+                let weight = self.weight(layout);
+                self.weights.push(weight);
             }
         }
-        let narrow = |weight: &Weight| self.how.shards.is_some_and(|dtype| weight.layout.dtype.size() < dtype.size());
-        if self.how.shards.is_some() && !self.weights.is_empty() && !self.weights.iter().any(narrow) {
-            return Err(Fsdp2Error::NotMixed);
+        if self.weights.is_empty() {
+            return Err(Fsdp2Error::NoParameters);
         }
-        if self.weights.is_empty() { Err(Fsdp2Error::NoParameters) } else { Ok(()) }
+        let is_mixed = |dtype: Dtype| self.weights.iter().any(|weight| weight.layout.dtype.size() < dtype.size());
+        if self.how.shards.is_none_or(is_mixed) { Ok(()) } else { Err(Fsdp2Error::NotMixed) }
     }
 
     fn weight(&mut self, layout: &Layout) -> Weight {
