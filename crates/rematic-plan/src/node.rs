@@ -234,8 +234,11 @@ impl Highs {
             }
         }
         // Where a region ends with the one around it, what comes behind is behind both.
+        let mut last: HashMap<usize, usize> = HashMap::new();
+        let around: Vec<Option<usize>> =
+            spans.iter().enumerate().map(|(index, span)| last.insert(span.end, index)).collect();
         for index in (1..spans.len()).rev() {
-            if let Some(around) = (0..index).rev().find(|&other| spans[other].end == spans[index].end) {
+            if let Some(around) = around[index] {
                 highs.forward_after[index] = highs.forward_after[index].max(highs.forward_after[around]);
             }
         }

@@ -7,6 +7,7 @@ use crate::node::Limit;
 use crate::problem::Problem;
 use crate::region::Pricing;
 use crate::replayed::Replayed;
+use crate::search::{Goal, Search};
 
 /// What a planner says about a budget.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +38,12 @@ const LOOSENINGS: usize = 3;
 const OTHER_AIMS: [(Pricing, f64); 3] = [(Pricing::High, 0.0), (Pricing::Low, 0.005), (Pricing::Low, 0.02)];
 /// Times that differ by a smaller share are equal: the replay adds them in another order.
 const SAME: f64 = 1e-9;
+/// A plan that is so near to its bound is not searched any further.
+const NEAR: f64 = 1e-4;
+/// How long plans are searched for a better one, in lives of storages changed: some 60 ms.
+const CHANGES: usize = 60_000;
+/// The same for a point of a curve.
+const CURVE_CHANGES: usize = 6_000;
 /// The search for the least budget ends when it is known to this share.
 const LEAST_SHARE: f64 = 2e-4;
 
@@ -44,10 +51,15 @@ impl Problem {
     /// Plans with the exact planner: the least recomputation under which the replayed step fits.
     #[must_use]
     pub fn exact(&self, budget: Bytes) -> Outcome {
+        self.exact_with(budget, CHANGES)
+    }
+
+    /// The same, with so many lives changed in the search.
+    fn exact_with(&self, budget: Bytes, changes: usize) -> Outcome {
         if self.baseline().peak <= budget {
             return Outcome { verdict: Verdict::Fits, solution: self.unplanned() };
         }
-        if let Some(solution) = self.fit(budget) {
+        if let Some(solution) = self.searched(budget, changes) {
             return Outcome { verdict: Verdict::Planned, solution };
         }
         let least = self.least();
@@ -56,7 +68,8 @@ impl Problem {
         }
         // Its bound is that of a smaller budget.
         let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
-        Outcome { verdict: Verdict::Planned, solution: Solution { lower_bound, ..least } }
+        let solution = self.bounded(budget, Solution { lower_bound, ..least });
+        Outcome { verdict: Verdict::Planned, solution }
     }
 
     /// A time of recomputation that no plan within the budget stays below, from the relaxation alone; `None` if no plan is
@@ -65,6 +78,62 @@ impl Problem {
     pub fn lower_bound(&self, budget: Bytes) -> Option<Millis> {
         exact::solve(self, budget.0, &Tightening::none(self, Pricing::Low), false)
             .map(|relaxed| Millis(relaxed.lower_bound))
+    }
+
+    /// A time of recomputation that no plan within the budget stays below, from the prices of bytes at each moment; `known` is
+    /// that of a plan within it.
+    #[must_use]
+    pub fn bound_by_moments(&self, budget: Bytes, known: Millis) -> Millis {
+        if self.nodes.is_empty() { Millis(0.0) } else { Millis(self.bound().within(self, budget, known.0)) }
+    }
+
+    /// The plan with the better of two bounds.
+    fn bounded(&self, budget: Bytes, solution: Solution) -> Solution {
+        let time = solution.replayed.recompute;
+        if time.0 <= solution.lower_bound.0 * (1.0 + NEAR) {
+            return solution;
+        }
+        // Sums of the same times in another order differ a little.
+        let bound = self.bound_by_moments(budget, time).0 * (1.0 - SAME);
+        let lower_bound = Millis(solution.lower_bound.0.max(bound).min(time.0));
+        Solution { lower_bound, ..solution }
+    }
+
+    /// What the programme finds, bettered on the replay.
+    fn searched(&self, budget: Bytes, changes: usize) -> Option<Solution> {
+        let fitted = self.fit(budget);
+        if self.enumeration().is_some() {
+            return fitted;
+        }
+        let is_best = |found: &Solution| found.replayed.recompute.0 <= found.lower_bound.0 * (1.0 + NEAR);
+        if fitted.as_ref().is_some_and(is_best) {
+            return fitted;
+        }
+        let mut starts: Vec<Vec<Checkpoint>> = fitted.iter().map(|found| found.checkpoints.clone()).collect();
+        let is_quick = changes < CHANGES && fitted.is_some();
+        let others = std::iter::once_with(|| self.greedy_fit(budget)).chain(self.large_fit(budget));
+        for other in others.filter(|_| !is_quick) {
+            if !starts.contains(&other.0) {
+                starts.push(other.0);
+            }
+        }
+        let found = Search::new(self, Goal::Time(budget)).run(&starts, changes).and_then(|checkpoints| {
+            let replayed = self.replay(&checkpoints);
+            (replayed.peak <= budget).then_some((checkpoints, replayed))
+        });
+        let solution = match (fitted, found) {
+            (Some(fitted), Some((checkpoints, replayed))) if replayed.recompute.0 < fitted.replayed.recompute.0 => {
+                let lower_bound = Millis(fitted.lower_bound.0.min(replayed.recompute.0));
+                Some(Solution { checkpoints, replayed, lower_bound })
+            }
+            (None, Some((checkpoints, replayed))) => {
+                let bound = self.lower_bound(budget).map_or(0.0, |bound| bound.0);
+                let lower_bound = Millis(bound.min(replayed.recompute.0));
+                Some(Solution { checkpoints, replayed, lower_bound })
+            }
+            (fitted, _) => fitted,
+        };
+        solution.map(|solution| self.bounded(budget, solution))
     }
 
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
@@ -246,7 +315,7 @@ impl Problem {
         let outcomes: Vec<(u64, Outcome)> = (1..=steps)
             .into_par_iter()
             .map(|index| {
-                let outcome = self.exact(budget(index));
+                let outcome = self.exact_with(budget(index), CURVE_CHANGES);
                 progress();
                 (index, outcome)
             })
@@ -269,6 +338,10 @@ impl Problem {
     /// The plan with the lowest peak: of all where they are few, otherwise by bisection over budgets.
     #[must_use]
     pub fn least(&self) -> Solution {
+        self.least.get_or_init(|| self.find_least()).clone()
+    }
+
+    fn find_least(&self) -> Solution {
         let found = self.enumeration().and_then(|plans| plans.least(self));
         if let Some((checkpoints, replayed)) = found {
             let lower_bound = replayed.recompute;
@@ -284,6 +357,23 @@ impl Problem {
                 None => low = middle.0,
             }
         }
-        best
+        // What only the replay knows.
+        let found = Search::new(self, Goal::Peak).run(std::slice::from_ref(&best.checkpoints), CHANGES);
+        if let Some(checkpoints) = found {
+            let replayed = self.replay(&checkpoints);
+            if replayed.peak < best.replayed.peak {
+                best = Solution { checkpoints, replayed, lower_bound: Millis(0.0) };
+            }
+        }
+        let peak = best.replayed.peak;
+        let found = Search::new(self, Goal::Time(peak)).run(std::slice::from_ref(&best.checkpoints), CHANGES);
+        if let Some(checkpoints) = found {
+            let replayed = self.replay(&checkpoints);
+            if replayed.peak <= peak && replayed.recompute.0 < best.replayed.recompute.0 {
+                best = Solution { checkpoints, replayed, lower_bound: Millis(0.0) };
+            }
+        }
+        let lower_bound = self.lower_bound(peak).map_or(0.0, |bound| bound.0).min(best.replayed.recompute.0);
+        self.bounded(peak, Solution { lower_bound: Millis(lower_bound), ..best })
     }
 }

@@ -13,6 +13,7 @@ use crate::node::{Ceiling, Limit, Node, Nodes, spans};
 use crate::planner::Solution;
 use crate::region::{Candidates, Pricing};
 use crate::replayed::{PlannedMoment, Replayed, Replaying, Totals, first_forward};
+use crate::search::{Axis, Bound, Lives};
 use crate::selection::allowed;
 
 /// What may be planned, and what memory is counted.
@@ -67,7 +68,16 @@ pub struct Problem {
     baseline: Replayed,
     /// Bytes in use after every operator of the plain step.
     totals: Table<OpId, Bytes>,
+    /// Bytes in use just before every operator of the plain step.
+    before: Table<OpId, Bytes>,
+    /// By node, the innermost one around it.
+    around: Vec<Option<usize>>,
     enumeration: OnceLock<Option<Enumeration>>,
+    /// The moments of all plans, and who lives until when; made when they are first asked for.
+    moments: OnceLock<(Axis, Lives)>,
+    bound: OnceLock<Bound>,
+    /// The plan with the lowest peak; found when it is first asked for.
+    pub(crate) least: OnceLock<Solution>,
 }
 
 impl Problem {
@@ -88,7 +98,7 @@ impl Problem {
         let plain = Schedule::plain(trace, &start);
         let mut seen = (Replaying::new(&costs, &start, first_forward), Totals::new(trace, &start));
         plain.replay(&mut seen);
-        let (baseline, totals) = (seen.0.finish(), seen.1.after);
+        let (baseline, totals, before) = (seen.0.finish(), seen.1.after, seen.1.before);
         // What lies between the return of a backward function and the reduction of its gradients counts for no plan: a
         // checkpointed region has let go of what the function read.
         let mut eager = Totals::new(trace, &start);
@@ -104,7 +114,6 @@ impl Problem {
             trace: shared,
             costs,
             regions,
-            nodes,
             dear_nodes,
             ends,
             ceilings,
@@ -115,7 +124,13 @@ impl Problem {
             first_forward,
             baseline,
             totals,
+            before,
+            around: around(&nodes),
+            nodes,
             enumeration: OnceLock::new(),
+            moments: OnceLock::new(),
+            bound: OnceLock::new(),
+            least: OnceLock::new(),
         })
     }
 
@@ -229,6 +244,40 @@ impl Problem {
         self.enumeration.get_or_init(|| Enumeration::of(self)).as_ref()
     }
 
+    /// The moments of all plans, and who lives until when under them.
+    pub(crate) fn moments_of_plans(&self) -> &(Axis, Lives) {
+        self.moments.get_or_init(|| {
+            let axis = Axis::new(&self.trace, &self.regions, &self.nodes);
+            let lives = Lives::new(&self.trace, &self.regions, &self.nodes, &axis, &self.start);
+            (axis, lives)
+        })
+    }
+
+    /// The bound by moments; made when it is first asked for.
+    pub(crate) fn bound(&self) -> &Bound {
+        self.bound.get_or_init(|| Bound::new(self))
+    }
+
+    /// The innermost node around a node.
+    pub(crate) fn around(&self, node: usize) -> Option<usize> {
+        self.around[node]
+    }
+
+    /// Bytes in use before the step.
+    pub(crate) fn start_bytes(&self) -> Bytes {
+        self.start.snapshot().total()
+    }
+
+    /// Bytes in use just before an operator of the plain step.
+    pub(crate) fn before(&self, op: OpId) -> Bytes {
+        self.before[op]
+    }
+
+    /// Bytes in use right after an operator of the plain step.
+    pub(crate) fn after(&self, op: OpId) -> Bytes {
+        self.totals[op]
+    }
+
     /// The nodes with what their policies count as kept.
     pub(crate) fn priced(&self, pricing: Pricing) -> &[Node] {
         match pricing {
@@ -241,4 +290,19 @@ impl Problem {
     pub(crate) fn rank(&self, position: usize) -> usize {
         self.ends.partition_point(|end| *end <= position)
     }
+}
+
+/// For every node, the innermost one around it.
+fn around(nodes: &[Node]) -> Vec<Option<usize>> {
+    let mut open: Vec<usize> = Vec::new();
+    (0..nodes.len())
+        .map(|index| {
+            while open.last().is_some_and(|&last| nodes[last].next <= index) {
+                open.pop();
+            }
+            let around = open.last().copied();
+            open.push(index);
+            around
+        })
+        .collect()
 }

@@ -214,12 +214,11 @@ impl<'a> Programme<'a> {
                 None => self.exact = false,
             }
         }
-        let all: &mut dyn Iterator<Item = &Point> = match self.near.get(&index) {
-            Some(policies) => &mut policies.iter().map(|(point, _)| point),
-            None => &mut node.frontier.points().iter(),
-        };
         let may_lead = |(_, point): &(usize, Point)| others + reduced(point) <= guess;
-        let mut points: Vec<(usize, Point)> = all.copied().enumerate().filter(may_lead).collect();
+        let mut points: Vec<(usize, Point)> = match self.near.get(&index) {
+            Some(policies) => policies.iter().map(|(point, _)| *point).enumerate().filter(may_lead).collect(),
+            None => node.frontier.points().iter().copied().enumerate().filter(may_lead).collect(),
+        };
         if self.thin {
             thin_out(&mut points, FEW_POINTS, |(_, point)| (case.freed(index, point), reduced(point)));
         }

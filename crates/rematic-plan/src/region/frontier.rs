@@ -111,9 +111,10 @@ impl Frontier {
         for &item in order.iter().rev() {
             rest = push(&mut self.choices, (as_choice(item), rest));
         }
+        let mut kept: u64 = candidate.items.iter().map(|item| item.bytes.0).sum();
         for dropped in 1..=order.len() {
             let choice = (order.len() - dropped).checked_sub(1).map_or(NO_CHOICE, as_choice);
-            let kept: u64 = order[dropped..].iter().map(|&item| candidate.items[item].bytes.0).sum();
+            kept -= candidate.items[order[dropped - 1]].bytes.0;
             self.points.push(point(candidate, signed(kept), self.hull[dropped].time, choice));
         }
     }

@@ -7,7 +7,7 @@ use rematic_cost::{CostRule, Costs, Device};
 use rematic_layout::even_shards;
 use rematic_plan::{Limits, Outcome, Problem};
 use rematic_replay::Allocator;
-use rematic_trace::{Bytes, Verdict};
+use rematic_trace::{Bytes, Millis, Verdict};
 
 use model::Dice;
 use plans::Plans;
@@ -104,6 +104,12 @@ fn compare(seed: u64, most: usize, tally: &mut Tally) {
 /// The relaxation by itself, which enumeration hides from small problems.
 fn relaxation(problem: &Problem, plans: &Plans, budget: u64, at: &str, tally: &mut Tally) {
     let Some((_, best, best_plan)) = plans.best(budget) else { return };
+    for known in [*best, 3.0 * best] {
+        let bound = problem.bound_by_moments(Bytes(budget), Millis(known)).0;
+        if bound > best * (1.0 + SAME) {
+            tally.fault(format!("{at}: the bound by moments says {bound}, the optimum is {best}: {best_plan:?}"));
+        }
+    }
     match problem.lower_bound(Bytes(budget)) {
         Some(bound) if bound.0 <= best * (1.0 + SAME) => {
             tally.worst_bound_gap = tally.worst_bound_gap.max(best - bound.0);

@@ -157,8 +157,14 @@ impl Unit {
     }
 }
 
-/// The step of a random model, or `None` if nothing in it can be trained.
+/// The step of a small random model, or `None` if nothing in it can be trained.
+#[allow(dead_code, reason = "for those who enumerate")]
 pub(crate) fn step(seed: u64) -> Option<StepTrace> {
+    step_with(seed, MOST_UNITS)
+}
+
+/// The step of a random model with at most so many modules with children, or `None` if nothing in it can be trained.
+pub(crate) fn step_with(seed: u64, most_units: usize) -> Option<StepTrace> {
     let mut dice = Dice::new(seed);
     let tape = Tape::new("random");
     // Large ones are bound by bandwidth, small ones by launches.
@@ -166,7 +172,7 @@ pub(crate) fn step(seed: u64) -> Option<StepTrace> {
     let size = Size { rows: (3 + dice.roll(200) as u64) * scale, width: 3 + dice.roll(40) as u64 };
     let root = nn::Scope::root(&tape, "Model", Dtype::F32);
     let tied = root.parameter("tied", &[size.width, size.width]);
-    let mut left = 1 + dice.roll(MOST_UNITS);
+    let mut left = 1 + dice.roll(most_units);
     let optimizer = Optimizer::NAMES[dice.roll(4)].1;
     let model = Unit::new(root, &size, &mut dice, &mut left, 0, &tied);
     let batch = tape.input(Dtype::F32, &[size.rows, size.width]);
