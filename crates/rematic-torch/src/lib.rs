@@ -12,6 +12,9 @@
 //! Two of torch's planners have their equal here: [`optimal_policy`] (`get_optimal_checkpointing_policy_per_module`) says
 //! which operators of one region to save, and [`milp()`] (`sac_milp`) which modules of a [`ModuleGraph`] to checkpoint.
 //!
+//! What torch's tools count while a program runs, a [`Tally`] (memory) and [`Runtimes`] (time) count; a [`TorchOrder`] has
+//! torch's rules as they are.
+//!
 //! ```
 //! use rematic_trace::{Bytes, Millis};
 //! use rematic_torch::{SacStats, Tradeoff};
@@ -36,9 +39,12 @@ mod groups;
 mod milp;
 mod order;
 mod policy;
+mod runtimes;
 mod sac_region;
 mod sac_stats;
 mod stats;
+mod tally;
+mod torch_order;
 mod tradeoff;
 
 pub use curve::{DISCARD_OFFSET, TradeoffCurve};
@@ -49,7 +55,10 @@ pub use groups::{Fate, OpGroup, OpGroups};
 pub use milp::{MilpChoice, MilpMethod, MilpOptions, MilpOutcome, MilpPlan, milp};
 pub use order::{GreedyOrder, Msps};
 pub use policy::{nearest_policy, optimal_policy};
+pub use runtimes::{Runtime, Runtimes, torch_roofline};
 pub use sac_region::{ALWAYS_SKIPPED, SacFacts, SacRegion};
 pub use sac_stats::SacStats;
 pub use stats::{Baseline, ModuleStats, StepStats};
+pub use tally::{Direction, Row, Tally, Usage};
+pub use torch_order::{TorchOrder, TorchTradeoff};
 pub use tradeoff::{SEGMENTS, Tradeoff, Tradeoffs};

@@ -66,6 +66,7 @@ impl Setup {
             dim: setup.dim,
             heads: setup.heads,
             vocab: setup.vocab,
+            ..Options::default()
         };
         model.and_then(|model| model.with(&options)).unwrap_or_else(|error| panic!("{error}"))
     }
