@@ -2,7 +2,7 @@ use std::io::{self, Write};
 
 use rematic_cost::Costs;
 use rematic_replay::{Ran, Recording, Snapshot};
-use rematic_trace::{CallId, Event, ModuleId, Phase, StepTrace, Table};
+use rematic_trace::{CallId, Event, ModuleId, Phase, StepTrace, StreamId, Table};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -17,9 +17,9 @@ const OPTIMIZER: Track = Track { id: 5, name: "optimizer" };
 
 /// A step as it ran, in the Trace Event format, which Perfetto and `chrome://tracing` open.
 ///
-/// Time is the estimate of the cost model, one operator after the other. Every operator is a slice on the track of its
-/// phase, those that run again on a track of their own; the calls of modules are nested slices on another one. The counter
-/// `memory` has the bytes in use per category while an operator runs, `memory in all` their sum.
+/// Time is the estimate of the cost model, one operator after the other on each stream, where streams wait for each other as they do in
+/// the step. Every operator is a slice on the track of its phase, those that run again and those of other streams than the one that
+/// computes on tracks of their own; the calls of modules are nested slices on another one. The counter `memory` has the bytes in use per category while an operator runs, `memory in all` their sum.
 #[derive(Clone, Copy, Debug)]
 pub struct ChromeTrace<'a> {
     /// The step.
@@ -41,15 +41,16 @@ impl ChromeTrace<'_> {
         events.writer.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
         self.name_tracks(&mut events)?;
         let mut spans = Spans::new(self.trace);
-        let mut clock = Clock::default();
+        let mut clock = Clock::new(self);
         let mut before = start;
         let mut sample = (Nanos(0), start);
         for (&ran, snapshot) in runs.iter().zip(snapshots) {
-            let begin = clock.now();
-            spans.move_to(ran, begin, &mut events)?;
-            clock.total_ms += self.costs.time(ran.op).0;
-            let end = clock.now();
-            events.write(&self.slice(ran, begin, end, before, snapshot))?;
+            let own = clock.run(ran);
+            let begin = clock.latest;
+            if self.trace.op(ran.op).stream == StreamId::COMPUTE {
+                spans.move_to(ran, begin, &mut events)?;
+            }
+            events.write(&self.slice(ran, own, before, snapshot))?;
             // Memory is taken when an operator begins. Of operators that begin at the same time, as those that take none
             // do, a viewer shows one: the highest.
             if begin != sample.0 {
@@ -61,10 +62,11 @@ impl ChromeTrace<'_> {
             before = snapshot;
         }
         events.counter(sample.0, sample.1)?;
-        if clock.now() != sample.0 {
-            events.counter(clock.now(), before)?;
+        let end = clock.end();
+        if end != sample.0 {
+            events.counter(end, before)?;
         }
-        spans.close(0, clock.now(), &mut events)?;
+        spans.close(0, end, &mut events)?;
         events.writer.write_all(b"\n]}\n")
     }
 
@@ -75,17 +77,22 @@ impl ChromeTrace<'_> {
             events.write(&name("thread_name", track.id, json!({ "name": track.name })))?;
             events.write(&name("thread_sort_index", track.id, json!({ "sort_index": track.id })))?;
         }
+        for (stream, title) in self.trace.streams().entries().filter(|(stream, _)| *stream != StreamId::COMPUTE) {
+            let track = stream_track(stream);
+            events.write(&name("thread_name", track, json!({ "name": title })))?;
+            events.write(&name("thread_sort_index", track, json!({ "sort_index": track })))?;
+        }
         Ok(())
     }
 
-    fn slice(&self, ran: Ran, begin: Nanos, end: Nanos, before: &Snapshot, after: &Snapshot) -> Slice<'_> {
+    fn slice(&self, ran: Ran, (begin, end): (Nanos, Nanos), before: &Snapshot, after: &Snapshot) -> Slice<'_> {
         let op = self.trace.op(ran.op);
         let (before, after) = (before.total().0, after.total().0);
         Slice {
             ph: "X",
             name: self.trace.op_name(op),
             pid: PROCESS,
-            tid: track_of(self.trace, ran).id,
+            tid: if op.stream == StreamId::COMPUTE { track_of(self.trace, ran).id } else { stream_track(op.stream) },
             ts: begin.micros(),
             dur: Nanos(end.0 - begin.0).micros(),
             args: SliceArguments {
@@ -112,6 +119,11 @@ fn track_of(trace: &StepTrace, ran: Ran) -> Track {
         Phase::Backward => BACKWARD,
         Phase::Optimizer => OPTIMIZER,
     }
+}
+
+/// Those of the streams come last.
+fn stream_track(stream: StreamId) -> u32 {
+    u32::try_from(stream.index()).unwrap_or(u32::MAX).saturating_add(OPTIMIZER.id)
 }
 
 /// An operator.
@@ -149,16 +161,48 @@ impl Nanos {
     }
 }
 
-#[derive(Default)]
-struct Clock {
-    total_ms: f64,
+/// A clock for every stream.
+struct Clock<'a> {
+    chrome: &'a ChromeTrace<'a>,
+    done_ms: Table<StreamId, f64>,
+    runs: u32,
+    waits: usize,
+    /// When the last operator that computes began. What happens on other streams is queued by then.
+    latest: Nanos,
 }
 
-impl Clock {
-    fn now(&self) -> Nanos {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are not negative")]
-        Nanos((self.total_ms * 1e6).round() as u64)
+impl<'a> Clock<'a> {
+    fn new(chrome: &'a ChromeTrace<'a>) -> Self {
+        let done_ms = chrome.trace.streams().filled(0.0);
+        Clock { chrome, done_ms, runs: 0, waits: 0, latest: Nanos(0) }
     }
+
+    /// When the next operator begins and ends.
+    fn run(&mut self, ran: Ran) -> (Nanos, Nanos) {
+        while let Some(&(before, stream, on)) = self.chrome.recording.waits.get(self.waits)
+            && before <= self.runs
+        {
+            self.waits += 1;
+            self.done_ms[stream] = self.done_ms[stream].max(self.done_ms[on]);
+        }
+        self.runs = self.runs.saturating_add(1);
+        let stream = self.chrome.trace.op(ran.op).stream;
+        let begin = nanos(self.done_ms[stream]);
+        self.done_ms[stream] += self.chrome.costs.time(ran.op).0;
+        if stream == StreamId::COMPUTE {
+            self.latest = begin;
+        }
+        (begin, nanos(self.done_ms[stream]))
+    }
+
+    fn end(&self) -> Nanos {
+        nanos(self.done_ms.iter().copied().fold(0.0, f64::max))
+    }
+}
+
+fn nanos(ms: f64) -> Nanos {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are not negative")]
+    Nanos((ms * 1e6).round() as u64)
 }
 
 /// The list of events.

@@ -10,7 +10,8 @@ use crate::comparison::comparison;
 use crate::json::json;
 use crate::measured::{measured_json, measured_text};
 use crate::memory::OnDevice;
-use crate::plan::{PlanJson, ReplayedJson, sharding_advice};
+use crate::pace::Pace;
+use crate::plan::{PlanJson, ReplayedJson, pace_text, sharding_advice};
 use crate::regions::{self, RegionJson, Row, place, policy};
 use crate::style::{Style, Tone};
 
@@ -35,6 +36,8 @@ pub struct MilpReport<'a> {
     pub moments: &'a [PlannedMoment],
     /// What the step under the plan takes of the device; `None` where that is not known.
     pub on_device: Option<OnDevice<'a>>,
+    /// How fast the step under the plan goes.
+    pub pace: Option<&'a Pace>,
     /// How much of the time was measured.
     pub measured: Option<&'a Measured>,
 }
@@ -66,6 +69,8 @@ impl<'a> MilpReport<'a> {
             baseline_peak_bytes: self.baseline,
             peak_bytes,
             step_ms: self.step,
+            planned_step_ms: self.pace.map(|pace| pace.step),
+            pace: self.pace.map(Pace::json),
             recompute_ms: plan.map_or(Millis(0.0), |plan| plan.recompute),
             lower_bound_ms: plan.map_or(Millis(0.0), |plan| plan.lower_bound),
             regions: regions.collect(),
@@ -94,6 +99,7 @@ impl<'a> MilpReport<'a> {
                 let _ = writeln!(text, "{fits}, by torch's model: peak {peak} of {}.", self.budget);
                 self.replay_text(&mut text, style);
                 text += &self.on_device_text(style);
+                text += &pace_text(self.pace, style);
                 text += &comparison(self.moments, self.budget, style);
             }
             MilpOutcome::Infeasible { least_budget, .. } => {
@@ -116,6 +122,7 @@ impl<'a> MilpReport<'a> {
                 );
                 self.replay_text(&mut text, style);
                 text += &self.on_device_text(style);
+                text += &pace_text(self.pace, style);
                 text += &comparison(self.moments, self.budget, style);
                 let rows = plan.choices.iter().map(|choice| Row {
                     module: &choice.fqn,

@@ -10,8 +10,9 @@ use crate::comparison::comparison;
 use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::memory::{Memory, OnDevice};
+use crate::pace::{Pace, PaceJson};
 use crate::regions::{self, RegionJson, place, policy};
-use crate::style::{Style, Tone};
+use crate::style::{Sentence, Style, Tone};
 use crate::table::{Column, Table};
 
 /// Everything that `rematic plan` says.
@@ -29,6 +30,8 @@ pub struct PlanReport<'a> {
     pub moments: &'a [PlannedMoment],
     /// What the step under the plan takes of the device; `None` where that is not known.
     pub on_device: Option<OnDevice<'a>>,
+    /// How fast the step under the plan goes; `None` if nothing is known but the plan.
+    pub pace: Option<&'a Pace>,
     /// How much of the time was measured.
     pub measured: Option<&'a Measured>,
 }
@@ -41,6 +44,11 @@ pub(crate) struct PlanJson<'a> {
     pub(crate) baseline_peak_bytes: Bytes,
     pub(crate) peak_bytes: Bytes,
     pub(crate) step_ms: Millis,
+    /// Time of the step under the plan; what follows is for that step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) planned_step_ms: Option<Millis>,
+    #[serde(flatten)]
+    pub(crate) pace: Option<PaceJson>,
     pub(crate) recompute_ms: Millis,
     pub(crate) lower_bound_ms: Millis,
     pub(crate) regions: Vec<RegionJson<'a>>,
@@ -87,6 +95,8 @@ impl PlanReport<'_> {
             baseline_peak_bytes: plan.baseline_peak_bytes,
             peak_bytes: plan.peak_bytes,
             step_ms: plan.step_ms,
+            planned_step_ms: self.pace.map(|pace| pace.step),
+            pace: self.pace.map(Pace::json),
             recompute_ms: of_plan(plan.recompute_ms),
             lower_bound_ms: of_plan(plan.lower_bound_ms),
             regions: regions.collect(),
@@ -120,6 +130,7 @@ impl PlanReport<'_> {
                 };
                 let _ = writeln!(text, "{fits}: peak {peak}{spare}. Nothing to drop.");
                 text += &self.on_device_text(style);
+                text += &pace_text(self.pace, style);
                 text += &comparison(self.moments, *budget, style);
             }
             Verdict::Infeasible => self.infeasible(&mut text, style),
@@ -191,23 +202,42 @@ impl PlanReport<'_> {
             None => format!("{} with a peak of at most {budget}", quality(plan)),
         };
         let _ = writeln!(text, "Recomputing takes {} on top of {step} ({share:.2} %); {quality}.", plan.recompute_ms);
+        *text += &pace_text(self.pace, style);
         *text += &comparison(self.moments, budget, style);
         text.push('\n');
         *text += &regions::table(regions::rows(plan), style);
     }
 }
 
+/// How fast the step under the plan goes.
+pub(crate) fn pace_text(pace: Option<&Pace>, style: Style) -> String {
+    let Some((pace, words)) = pace.map(|pace| (pace, pace.words())).filter(|(_, words)| !words.is_empty()) else {
+        return String::new();
+    };
+    let lead = format!("Step {}:", pace.step);
+    style.sentence(&Sentence { lead: (&lead, Tone::Strong), head: "", gap: " ", tail: (&words, Tone::Plain) })
+}
+
 /// How near a plan is to the best one.
 pub(crate) fn quality(plan: &PlanDocument) -> String {
-    let gap = (plan.recompute_ms.0 / plan.lower_bound_ms.0.max(f64::MIN_POSITIVE) - 1.0).max(0.0) * 100.0;
-    if plan.lower_bound_ms.0 <= 0.0 && plan.recompute_ms.0 > 0.0 {
-        "how much less is possible is not known".to_owned()
-    } else if plan.peak_bytes > plan.budget_bytes {
-        "it is not within the budget".to_owned()
-    } else if gap < 0.005 {
-        "no plan takes less".to_owned()
-    } else {
-        format!("at most {gap:.2} % above the best plan")
+    if plan.peak_bytes > plan.budget_bytes {
+        return "it is not within the budget".to_owned();
+    }
+    nearness(plan.recompute_ms, plan.lower_bound_ms)
+}
+
+/// A bound further away than this share of it says nothing about a plan.
+const USEFUL: f64 = 1.0;
+
+/// How near a time is to what no plan stays below.
+fn nearness(time: Millis, bound: Millis) -> String {
+    let gap = (time.0 - bound.0).max(0.0);
+    if gap > USEFUL * bound.0 {
+        return "no useful bound: how much less is possible is not known".to_owned();
+    }
+    match 100.0 * gap / bound.0.max(f64::MIN_POSITIVE) {
+        share if share < 0.005 => "no plan takes less".to_owned(),
+        share => format!("at most {share:.2} % above the best plan"),
     }
 }
 
@@ -224,6 +254,8 @@ pub struct CurvePoint {
     /// Whether the device has that; `None` on the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fits: Option<bool>,
+    /// Time of the step under its plan.
+    pub step_ms: Millis,
     /// Time of recomputation.
     pub recompute_ms: Millis,
     /// No plan within the budget takes less.
@@ -305,5 +337,22 @@ pub(crate) fn sharding_advice(trace: &StepTrace) -> String {
     match trace.place.ranks() {
         Some(1) => format!(", shard with {}", Opt("world-size")),
         _ => ", shard over more devices".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_that_is_far_away_is_not_quoted() {
+        let nearness = |time: f64, bound: f64| nearness(Millis(time), Millis(bound));
+        let unknown = "no useful bound: how much less is possible is not known";
+        assert_eq!(nearness(2.0, 0.0), unknown);
+        assert_eq!(nearness(2.0, 3.5e-16), unknown);
+        assert_eq!(nearness(2.1, 1.0), unknown);
+        assert_eq!(nearness(1.05, 1.0), "at most 5.00 % above the best plan");
+        assert_eq!(nearness(1.0, 1.0), "no plan takes less");
+        assert_eq!(nearness(0.0, 0.0), "no plan takes less");
     }
 }

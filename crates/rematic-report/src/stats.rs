@@ -4,12 +4,13 @@ use rematic_cost::{Costs, Device, Element};
 use rematic_plan::{CategoryBytes, resident_groups};
 use rematic_replay::Timeline;
 use rematic_torch::{Baseline, ModuleStats, StepStats};
-use rematic_trace::{Bytes, Category, Dtype, ModuleId, Op, Phase, StepTrace, any_layer, short};
+use rematic_trace::{Bytes, Category, Dtype, Millis, ModuleId, Op, Phase, StepTrace, any_layer, short};
 use serde::Serialize;
 
 use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::memory::Memory;
+use crate::pace::{Pace, PaceJson};
 use crate::residents;
 use crate::shorten::{Shorten, unbroken};
 use crate::sparkline;
@@ -38,12 +39,18 @@ pub struct StatsReport<'a> {
     pub device: &'a Device,
     /// What it takes of the device; not for steps on the CPU.
     pub memory: Option<&'a Memory>,
+    /// How fast it goes; without it, the sum of what its operators take is said.
+    pub pace: Option<&'a Pace>,
 }
 
 #[derive(Serialize)]
 struct Json<'a> {
     baseline: Baseline,
     peak: JsonPeak<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_ms: Option<Millis>,
+    #[serde(flatten)]
+    pace: Option<PaceJson>,
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<&'a Memory>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -118,6 +125,8 @@ impl StatsReport<'_> {
                     phase: peak.at.map(|at| at.phase),
                 },
             },
+            step_ms: self.pace.map(|pace| pace.step),
+            pace: self.pace.map(Pace::json),
             memory: self.memory,
             fits: self.memory.map(Memory::fits),
             order: JsonOrder {
@@ -236,27 +245,24 @@ impl StatsReport<'_> {
     }
 
     fn time(&self, style: Style) -> String {
-        let phase = |phase: Phase| unbroken(&format!("{phase} {}", self.costs.total(phase).time));
-        let step = self.costs.step();
+        let flops = self.costs.step().flops;
+        let all = [Phase::Forward, Phase::Backward, Phase::Optimizer];
+        let (step, phases) = match self.pace {
+            Some(pace) => (pace.step, pace.phases),
+            None => (self.costs.step().time, all.map(|phase| self.costs.total(phase).time)),
+        };
+        let [forward, backward, optimizer] = [0, 1, 2].map(|at| unbroken(&format!("{} {}", all[at], phases[at])));
         let rule = match self.costs.measurements() {
             Some(_) => "measured".to_owned(),
             None => format!("{} rule", self.costs.rule()),
         };
         let mut text = style.sentence(&Sentence {
-            lead: (&format!("Step {}", step.time), Tone::Strong),
+            lead: (&format!("Step {step}"), Tone::Strong),
             head: &format!(" on {} ({rule}):", self.device.product),
             gap: " ",
-            tail: (
-                &format!(
-                    "{}, {}, {}; {}",
-                    phase(Phase::Forward),
-                    phase(Phase::Backward),
-                    phase(Phase::Optimizer),
-                    unbroken(&step.flops.to_string()),
-                ),
-                Tone::Plain,
-            ),
+            tail: (&format!("{forward}, {backward}, {optimizer}; {}", unbroken(&flops.to_string())), Tone::Plain),
         });
+        text += &self.pace.map_or_else(String::new, |pace| pace.text(style));
         text += &measured_text(self.costs.measurements());
         let Baseline { peak_bytes, compute_ms } = self.stats.baseline;
         text += &style.sentence(&Sentence {

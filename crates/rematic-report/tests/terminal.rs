@@ -33,8 +33,15 @@ fn stats_on(model: &str, device: &str, styles: &[Style]) -> Vec<String> {
     let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
     let stats = StepStats::new(&trace, &timeline, &costs);
     let memory = Some(&MEMORY);
-    let report =
-        StatsReport { trace: &trace, timeline: &timeline, costs: &costs, stats: &stats, device: &device, memory };
+    let report = StatsReport {
+        trace: &trace,
+        timeline: &timeline,
+        costs: &costs,
+        stats: &stats,
+        device: &device,
+        memory,
+        pace: None,
+    };
     styles.iter().map(|style| report.text(*style)).collect()
 }
 
@@ -150,7 +157,8 @@ fn verdict(device: &Device, memory: Option<&Memory>) -> Vec<String> {
     let timeline = Timeline::replay(&trace, Allocator::Cuda);
     let costs = Costs::new(&trace, device, CostRule::Physical).unwrap();
     let stats = StepStats::new(&trace, &timeline, &costs);
-    let report = StatsReport { trace: &trace, timeline: &timeline, costs: &costs, stats: &stats, device, memory };
+    let report =
+        StatsReport { trace: &trace, timeline: &timeline, costs: &costs, stats: &stats, device, memory, pace: None };
     let text = report.text(Style::default());
     text.lines().skip_while(|line| !line.starts_with("Peak")).skip(1).take(2).map(str::to_owned).collect()
 }

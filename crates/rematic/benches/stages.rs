@@ -55,8 +55,16 @@ fn report(bencher: divan::Bencher<'_, '_>, name: &str) {
     bencher.bench(|| {
         let stats = StepStats::new(&trace, &timeline, &costs);
         let device = &device;
-        StatsReport { trace: &trace, timeline: &timeline, costs: &costs, stats: &stats, device, memory: None }
-            .json(false)
+        StatsReport {
+            trace: &trace,
+            timeline: &timeline,
+            costs: &costs,
+            stats: &stats,
+            device,
+            memory: None,
+            pace: None,
+        }
+        .json(false)
     });
 }
 

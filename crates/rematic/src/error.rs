@@ -35,6 +35,21 @@ pub enum Error {
         /// Those of the step.
         step: u64,
     },
+    /// Devices that cannot be spread evenly over nodes.
+    #[error(
+        "{} spreads {ranks} {} unevenly; give a number that divides {ranks}",
+        Opt("nodes").to(&nodes.to_string()),
+        if *ranks == 1 { "GPU" } else { "GPUs" }
+    )]
+    Nodes {
+        /// The nodes that were asked for.
+        nodes: u32,
+        /// The devices.
+        ranks: u64,
+    },
+    /// What stays gathered is chosen together with a plan.
+    #[error("{} chooses together with a plan, so it is for the verb plan; give yes or no", Opt("reshard").to("auto"))]
+    ReshardingChosen,
     /// Mixed precision of one device is autocast, which is not traced natively.
     #[error(
         "{} is FSDP2's, and needs {}; on one device it is autocast: capture your step with rematic.capture, and give its trace",
@@ -50,6 +65,12 @@ pub enum Error {
     /// The allocator's settings are none.
     #[error("{option}: {0}", option = Opt("alloc-conf"))]
     Settings(#[from] SettingsError),
+    /// Settings of an allocator that does not serve the step.
+    #[error(
+        "{} sets PyTorch's allocator for CUDA, and this step is counted as the CPU's allocator does; drop it, or add {}",
+        Opt("alloc-conf"), Opt("allocator").to("cuda")
+    )]
+    SettingsOnCpu,
     /// A memory snapshot cannot be used.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),

@@ -18,22 +18,28 @@
 
 #[cfg(feature = "cli")]
 pub mod cli;
+mod connection;
 mod error;
 mod milp;
 pub mod options;
+mod pace;
 mod page;
 mod planning;
+mod resharding;
 mod room;
 mod source;
 mod study;
 mod target;
 
+pub use connection::{Link, Network, NoConnection};
 pub use error::Error;
 pub use milp::{MilpAnswer, replay_milp};
 pub use page::{PageAnswer, PageOptions};
 pub use planning::{CurveAnswer, MilpSettings, PlanAnswer, Planner};
 pub use rematic_allocator::{Settings, SettingsError};
-pub use rematic_cost::{CostError, CostRule, CostTable, Costs, Device, Devices, Measured, Signature, Signatures};
+pub use rematic_cost::{
+    CostError, CostRule, CostTable, Costs, Device, Devices, Links, Measured, Signature, Signatures,
+};
 pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
 pub use rematic_layout::{Fsdp2, Fsdp2Error, fsdp2, layers as fsdp2_layers};
@@ -44,7 +50,7 @@ pub use rematic_plan::{
 pub use rematic_rehearsal::{Card, Record, Rehearsal, RehearsalError};
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
-    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, Memory, MilpReport, PlanReport, Prediction,
+    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, Memory, MilpReport, Pace, PlanReport, Prediction,
     RehearsalReport, SavedPage, SavedReport, SnapshotPage, SnapshotReport, StatsReport, Style, devices_json,
     devices_text, models_json, models_text, plan_html, plan_python, timeline_csv, trace_html, variants_html,
     variants_text, visible,
@@ -55,6 +61,7 @@ pub use rematic_torch::{
     optimal_policy,
 };
 pub use rematic_trace::{Bytes, Category, DeviceKind, Dtype, FileError, Millis, Origin, Phase, StepTrace, Verdict};
+pub use resharding::Resharding;
 pub use source::Source;
 pub use study::Study;
 pub use target::{CONTEXT, CostSource, NCCL, Target};

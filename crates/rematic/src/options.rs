@@ -37,10 +37,15 @@ const fn named<T>(name: &'static str, value: T, help: &'static str) -> Named<T> 
     Named { name, value, help }
 }
 
-/// What a name stands for.
+/// What PyTorch calls the types.
+const TORCH_NAMES: [(&str, &str); 5] =
+    [("float32", "fp32"), ("float", "fp32"), ("bfloat16", "bf16"), ("float16", "fp16"), ("half", "fp16")];
+
+/// What a name stands for, in whatever case, and by PyTorch's names of types.
 #[must_use]
 pub fn find<T: Copy>(known: &[Named<T>], name: &str) -> Option<T> {
-    known.iter().find(|known| known.name == name).map(|known| known.value)
+    let ours = TORCH_NAMES.iter().find(|(torch, _)| torch.eq_ignore_ascii_case(name)).map_or(name, |(_, ours)| ours);
+    known.iter().find(|known| known.name.eq_ignore_ascii_case(ours)).map(|known| known.value)
 }
 
 /// `planner`.
@@ -70,6 +75,11 @@ pub const OPTIMIZERS: &[Named<Optimizer>] = &[
     named("adamw", Optimizer::AdamW, "AdamW with decoupled weight decay"),
     named("sgd", Optimizer::Sgd, "Plain gradient descent"),
     named("sgd-momentum", Optimizer::SgdMomentum, "Gradient descent with momentum"),
+    named("adam-fused", Optimizer::AdamFused, "Adam in one kernel (fused=True), without temporaries"),
+    named("adamw-fused", Optimizer::AdamWFused, "AdamW in one kernel, as Hugging Face's Trainer takes it"),
+    named("sgd-fused", Optimizer::SgdFused, "Plain gradient descent in one kernel"),
+    named("sgd-momentum-fused", Optimizer::SgdMomentumFused, "Gradient descent with momentum in one kernel"),
+    named("none", Optimizer::None, "Forward and backward alone"),
 ];
 /// `attention`.
 pub const ATTENTION: &[Named<AttentionKernel>] = &[
@@ -94,6 +104,17 @@ pub struct Precision {
     pub mixed: bool,
 }
 
+/// Which layers give their weights back between forward and backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reshard {
+    /// All of them.
+    All,
+    /// None.
+    Nothing,
+    /// As many as is best, together with what is recomputed.
+    Chosen,
+}
+
 /// `precision`.
 pub const PRECISIONS: &[Named<Precision>] = &[
     named("bf16", Precision { dtype: Dtype::Bf16, mixed: false }, "All in bfloat16"),
@@ -105,5 +126,8 @@ pub const PRECISIONS: &[Named<Precision>] = &[
     named("fp32", Precision { dtype: Dtype::F32, mixed: false }, "All in 32-bit floats"),
 ];
 /// `reshard`.
-pub const RESHARD: &[Named<bool>] =
-    &[named("yes", true, "They go: the least memory"), named("no", false, "They stay: less to send")];
+pub const RESHARD: &[Named<Reshard>] = &[
+    named("yes", Reshard::All, "They go: the least memory"),
+    named("no", Reshard::Nothing, "They stay: less to send"),
+    named("auto", Reshard::Chosen, "Those of the last layers stay, as many as make the planned step fastest; for plan"),
+];

@@ -61,12 +61,14 @@ impl Study {
                 Some(memory) if for_device => memory.fits(),
                 _ => document.peak_bytes <= document.budget_bytes,
             };
+            let pace = self.pace_under(problem, &solution.checkpoints);
             let page = Page {
                 trace,
                 costs: &self.costs,
                 regions: problem.regions(),
                 device,
                 on_device,
+                paces: (self.pace(), &pace),
                 allocator: self.allocator(),
                 origins: &origins,
                 plain: &problem.record(&[]),

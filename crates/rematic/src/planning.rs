@@ -4,7 +4,7 @@ use std::time::Duration;
 use rayon::prelude::*;
 use rematic_cost::{Device, Measured};
 use rematic_plan::{Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
-use rematic_report::{CurvePoint, CurveReport, Memory, MilpReport, OnDevice, PlanReport, Style};
+use rematic_report::{CurvePoint, CurveReport, Memory, MilpReport, OnDevice, Pace, PlanReport, Style};
 use rematic_torch::MilpOutcome;
 use rematic_trace::{Bytes, Flops, Millis, Opt, StepTrace, Verdict};
 
@@ -73,6 +73,8 @@ pub struct PlanAnswer {
     pub device: Device,
     /// What the step under that plan takes of it; `None` on the CPU.
     pub memory: Option<Memory>,
+    /// How fast the step under that plan goes.
+    pub pace: Pace,
     /// Whether it is the device that the step has to fit, and not a budget.
     pub for_device: bool,
     /// How much of the time was measured.
@@ -142,6 +144,7 @@ impl PlanAnswer {
             replayed: (self.verdict == Verdict::Planned).then_some((&self.document, &self.replayed)),
             moments: &self.moments,
             on_device: self.on_device(),
+            pace: Some(&self.pace),
             measured: self.measured.as_ref(),
         }
     }
@@ -159,6 +162,7 @@ impl PlanAnswer {
             replayed: Some(&self.replayed),
             moments: &self.moments,
             on_device: self.on_device(),
+            pace: Some(&self.pace),
             measured: self.measured.as_ref(),
         }
     }
@@ -254,20 +258,24 @@ impl Study {
     pub fn curve(&self, points: usize, progress: impl Fn() + Sync) -> Result<CurveAnswer, Error> {
         let problem = self.problem()?;
         let curve = self.limits.cancel.catch(|| problem.curve(points, progress))?;
-        let memory = |(_, solution): &(Bytes, Solution)| self.memory_under(problem, &solution.checkpoints);
-        let memories: Vec<Option<Memory>> = curve.par_iter().map(memory).collect();
-        let point = |((budget, solution), memory): ((Bytes, Solution), Option<Memory>)| CurvePoint {
+        let under = |(_, solution): &(Bytes, Solution)| {
+            let checkpoints = &solution.checkpoints;
+            (self.memory_under(problem, checkpoints), self.pace_under(problem, checkpoints).step)
+        };
+        let known: Vec<(Option<Memory>, Millis)> = curve.par_iter().map(under).collect();
+        let point = |((budget, solution), (memory, step)): ((Bytes, Solution), (Option<Memory>, Millis))| CurvePoint {
             budget_bytes: budget,
             peak_bytes: solution.replayed.peak,
             reserved_bytes: memory.map(|memory| memory.reserved),
             fits: memory.map(|memory| memory.fits()),
+            step_ms: step,
             recompute_ms: solution.replayed.recompute,
             lower_bound_ms: solution.lower_bound,
         };
         Ok(CurveAnswer {
-            points: curve.into_iter().zip(memories).map(point).collect(),
+            points: curve.into_iter().zip(known).map(point).collect(),
             device: self.target.device.clone(),
-            step: self.costs.step().time,
+            step: self.pace().step,
             measured: self.costs.measurements().cloned(),
         })
     }
@@ -293,6 +301,7 @@ impl Study {
     ) -> PlanAnswer {
         let document = self.document(problem, &solution, budget);
         let moments = problem.moments(&solution.checkpoints);
+        let pace = self.pace_under(problem, &solution.checkpoints);
         let replayed = solution.replayed;
         PlanAnswer {
             trace: Arc::clone(&self.trace),
@@ -303,6 +312,7 @@ impl Study {
             replayed,
             device: self.target.device.clone(),
             memory,
+            pace,
             for_device: false,
             measured: self.costs.measurements().cloned(),
             milp: None,

@@ -95,6 +95,7 @@ fn given(options: &Options) -> Option<Opt> {
         (options.dim.is_some(), "dim"),
         (options.heads.is_some(), "heads"),
         (options.vocab.is_some(), "vocab"),
+        (options.tp.is_some(), "tp"),
     ];
     set.into_iter().find(|(set, _)| *set).map(|(_, name)| Opt(name))
 }

@@ -7,7 +7,7 @@ use rematic_cost::Costs;
 use rematic_layout::even_shards;
 use rematic_plan::{Explanation, Limits, PlanDocument, PlanError, Problem, Solution};
 use rematic_replay::{Allocator, Checkpoint, Ledger, Schedule, Scratch, Timeline};
-use rematic_report::{Memory, StatsReport, TriedSetting};
+use rematic_report::{Memory, Pace, StatsReport, TriedSetting};
 use rematic_torch::StepStats;
 use rematic_trace::{Bytes, Millis, StepTrace};
 
@@ -37,6 +37,7 @@ pub struct Study {
     statistics: OnceLock<Statistics>,
     scratch: OnceLock<Scratch>,
     memory: OnceLock<Option<Memory>>,
+    pub(crate) pace: OnceLock<Pace>,
 }
 
 /// What is said of every module of the whole step.
@@ -49,12 +50,14 @@ impl Study {
     /// A step on a target. The allocator of the limits is the target's, whatever they say.
     ///
     /// # Errors
-    /// If the step cannot be spread over the target's ranks, or cannot be costed there.
+    /// If the step cannot be spread over the target's ranks, or cannot be costed there, or settings of CUDA's allocator are asked
+    /// for where it is not used.
     pub fn new(step: impl Into<Arc<StepTrace>>, mut target: Target, limits: Limits) -> Result<Self, Error> {
         let whole = step.into();
         if let Some(ranks) = whole.place.ranks().filter(|_| target.ranks == 1) {
             target.ranks = ranks;
         }
+        target.place_on_nodes()?;
         let ranks = target.ranks;
         let trace = match even_shards(&whole, ranks).map_err(|why| PlanError::Ranks { ranks, why })? {
             Cow::Borrowed(_) => Arc::clone(&whole),
@@ -62,9 +65,12 @@ impl Study {
         };
         let costs = Arc::new(target.costs(&trace)?);
         let limits = Limits { allocator: target.allocator(&trace), ..limits };
+        if target.asks_for_settings && limits.allocator == Allocator::Cpu {
+            return Err(Error::SettingsOnCpu);
+        }
         let (problem, statistics) = (OnceLock::new(), OnceLock::new());
-        let (scratch, memory) = (OnceLock::new(), OnceLock::new());
-        Ok(Study { target, whole, trace, costs, limits, problem, statistics, scratch, memory })
+        let (scratch, memory, pace) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Ok(Study { target, whole, trace, costs, limits, problem, statistics, scratch, memory, pace })
     }
 
     /// A step whose statistics are wanted. Torch's tools see calls through module hooks; where times are not torch's, whole
@@ -128,7 +134,8 @@ impl Study {
     pub fn stats(&self) -> StatsReport<'_> {
         let Statistics { timeline, stats } = self.statistics();
         let (device, memory) = (&self.target.device, self.memory());
-        StatsReport { trace: &self.whole, timeline, costs: &self.costs, stats, device, memory }
+        let pace = Some(self.pace());
+        StatsReport { trace: &self.whole, timeline, costs: &self.costs, stats, device, memory, pace }
     }
 
     /// What the step of one rank takes of the device; nothing for a step on the CPU.
@@ -186,7 +193,9 @@ impl Study {
     }
 
     pub(crate) fn document(&self, problem: &Problem, solution: &Solution, budget: Bytes) -> PlanDocument {
-        PlanDocument::new(problem, solution, budget, &self.target.device.name)
+        let document = PlanDocument::new(problem, solution, budget, &self.target.device.name);
+        // What runs beside each other is no sum.
+        PlanDocument { step_ms: self.pace().step, ..document }
     }
 
     /// A plan from a document, with what the replay says about it here.

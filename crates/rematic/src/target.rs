@@ -6,6 +6,7 @@ use rematic_replay::{Allocator, Architecture, Ledger, Reserved, Schedule, Scratc
 use rematic_report::Memory;
 use rematic_trace::{Bytes, DeviceKind, StepTrace};
 
+use crate::connection::{Link, Network};
 use crate::error::Error;
 
 /// Where the time of an operator comes from.
@@ -59,8 +60,12 @@ pub struct Target {
     pub allocator: Option<Allocator>,
     /// Among how many ranks parameters, gradients and optimizer state are spread evenly.
     pub ranks: u64,
+    /// Over how many nodes the devices of a run are spread; `None` for as few as hold them.
+    pub nodes: Option<u32>,
     /// How PyTorch's caching allocator is set: `PYTORCH_CUDA_ALLOC_CONF`.
     pub settings: Settings,
+    /// Whether these settings were asked for, and are not what the environment has by chance.
+    pub asks_for_settings: bool,
 }
 
 impl Target {
@@ -78,8 +83,32 @@ impl Target {
             cost,
             allocator: None,
             ranks: 1,
+            nodes: None,
             settings: Settings::default(),
+            asks_for_settings: false,
         })
+    }
+
+    /// The same device with other links, as far as they are given.
+    #[must_use]
+    pub fn connected(mut self, link: Option<Link>, network: Option<Network>, nodes: Option<u32>) -> Self {
+        let links = &mut self.device.links;
+        if let Some(Link { bus, direct }) = link {
+            (links.bus, links.direct) = (bus, direct);
+        }
+        if let Some(Network(rate)) = network {
+            links.network = rate;
+        }
+        Target { nodes, ..self }
+    }
+
+    /// Spreads the devices evenly over the nodes that were asked for.
+    pub(crate) fn place_on_nodes(&mut self) -> Result<(), Error> {
+        let (Some(nodes), devices) = (self.nodes, self.ranks) else { return Ok(()) };
+        let per_node = devices.checked_div(nodes.into()).and_then(|per_node| u32::try_from(per_node).ok());
+        let is_even = |per_node: &u32| *per_node > 0 && u64::from(*per_node) * u64::from(nodes) == devices;
+        self.device.links.per_node = per_node.filter(is_even).ok_or(Error::Nodes { nodes, ranks: devices })?;
+        Ok(())
     }
 
     /// What the step's operators cost there.

@@ -79,6 +79,11 @@ fn every_stream_is_done_as_on_paper() {
     assert_eq!(trace.streams().items(), ["compute", "all_gather", "reduce_scatter"]);
     assert_eq!(done, [28.0, 16.0, 27.0]);
     assert_eq!(clock.end(), Millis(28.0));
+    // Until 4 and 8 for gathers, until 22 and 27 for reduce-scatters; 18 kernels run in between.
+    assert_eq!(clock.exposed(), Millis(4.0 + 1.0 + 1.0 + 4.0));
+    assert_eq!(clock.phases(), [Millis(13.0), Millis(14.0), Millis(1.0)]);
+    let directly = Clock::after(&trace, time_of);
+    assert_eq!((directly.end(), directly.exposed(), directly.phases()), (clock.end(), clock.exposed(), clock.phases()));
     let one_after_the_other: f64 = (0..trace.ops().len()).map(|op| time_of(OpId::new(op)).0).sum();
     assert_eq!(one_after_the_other, 42.0);
 }
@@ -138,5 +143,36 @@ fn a_ranks_step_is_not_spread_again() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{verb:?}: {said}");
         assert!(said.contains("world") && said.contains("is 8; give 1: the trace is the step of one rank"), "{said}");
+    }
+}
+
+/// A plan remembers how its step was sharded: whoever is given it says the same of it, without being told again.
+#[test]
+fn every_verb_says_the_same_of_a_sharded_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (plan, page, saved) = (path("plan.json"), path("page.html"), path("rank.rmt.zst"));
+    let model = ["seed-transformer", "--batch", "16"];
+    for sharding in ["--fsdp 4", "--fsdp 4 --fsdp-rank 3 --reshard no", "--fsdp 2 --replicate 2"] {
+        let sharding: Vec<&str> = sharding.split(' ').collect();
+        let step = [&model[..], &sharding].concat();
+        let whole = json(&[&["stats"], &step[..]].concat())["peak"]["total"].as_u64().unwrap();
+        let budget = (whole * 9 / 10).to_string();
+        let planned = json(&[&["plan"], &step[..], &["--budget", &budget, "-o", &plan]].concat());
+        let peak = &planned["peak_bytes"];
+        assert!(peak.as_u64().unwrap() <= whole * 9 / 10, "{sharding:?}: {planned}");
+        assert_eq!(&json(&[&["replay"], &model[..], &["--plan", &plan]].concat())["peak_bytes"], peak, "{sharding:?}");
+        assert_eq!(&json(&[&["replay"], &step[..], &["--plan", &plan]].concat())["peak_bytes"], peak, "{sharding:?}");
+        // A rank's saved step is that step.
+        let output = rematic(&[&["trace"], &step[..], &["-o", &saved]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(json(&["stats", &saved])["peak"]["total"], whole, "{sharding:?}");
+        assert_eq!(&json(&["replay", &saved, "--plan", &plan])["peak_bytes"], peak, "{sharding:?}");
+        for source in [&[&model[..], &["--plan", &plan]].concat()[..], &[plan.as_str()]] {
+            let output = rematic(&[&["report"], source, &["-o", &page]].concat());
+            assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+            let text = std::fs::read_to_string(&page).unwrap();
+            assert!(text.contains(&format!("\"peak_bytes\":{peak}")), "{sharding:?} {source:?}");
+        }
     }
 }

@@ -11,11 +11,12 @@ use std::collections::HashSet;
 use rematic_cost::{Costs, Device};
 use rematic_plan::{Explanation, PlanDocument, PlannedRegion};
 use rematic_replay::{Allocator, Checkpoint, Recording, Regions};
-use rematic_trace::{Bytes, Category, Decision, Millis, Module, Phase, StepTrace};
+use rematic_trace::{Bytes, Category, Decision, Millis, Module, StepTrace};
 use serde::Serialize;
 
 use crate::html::escaped;
 use crate::memory::{Memory, OnDevice};
+use crate::pace::{Pace, PaceJson};
 use crate::regions::{self, Kind};
 use crate::{plan, stats};
 pub use step::Origins;
@@ -49,6 +50,8 @@ pub struct Page<'a> {
     pub device: &'a Device,
     /// What the step under the chosen plan takes of it, and whether that decides; `None` on the CPU.
     pub on_device: Option<OnDevice<'a>>,
+    /// How fast it goes as it is, and under the chosen plan.
+    pub paces: (&'a Pace, &'a Pace),
     /// How memory is rounded.
     pub allocator: Allocator,
     /// Who has its storages.
@@ -156,6 +159,10 @@ struct Document<'a> {
     baseline_peak_bytes: Bytes,
     step_ms: Millis,
     phase_ms: [Millis; 3],
+    /// Time of the step under the chosen plan, and what is said of that.
+    planned_step_ms: Millis,
+    pace: PaceJson,
+    pace_words: String,
     categories: [String; Category::ALL.len()],
     /// Names, classes and parents (from 1; 0 is none).
     modules: Vec<(&'a str, &'a str, usize)>,
@@ -232,8 +239,11 @@ impl Page<'_> {
             for_device: self.on_device.is_some_and(|on| on.decides),
             parameters: stats::thousands(stats::parameter_count(trace)),
             baseline_peak_bytes: document.baseline_peak_bytes,
-            step_ms: self.costs.step().time,
-            phase_ms: [Phase::Forward, Phase::Backward, Phase::Optimizer].map(|phase| self.costs.total(phase).time),
+            step_ms: self.paces.0.step,
+            phase_ms: self.paces.0.phases,
+            planned_step_ms: self.paces.1.step,
+            pace: self.paces.1.json(),
+            pace_words: self.paces.1.words(),
             categories: Category::ALL.map(|category| category.to_string()),
             modules: trace.modules().iter().map(module).collect(),
             called: trace.calls().iter().map(|call| call.module).collect::<HashSet<_>>().len(),

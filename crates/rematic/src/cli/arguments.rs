@@ -1,12 +1,12 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::options::{self, Named, Precision};
+use super::values::{count, devices, named, points, probability, several};
+use crate::options::{self, Precision, Reshard};
 use crate::{
-    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Fsdp2, Optimizer, Options, Origin, Planner,
-    Snapshot, Target,
+    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Fsdp2, Link, Network, Optimizer, Options,
+    Origin, Planner, Snapshot, Target,
 };
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
@@ -93,7 +93,7 @@ pub(crate) struct SourceArguments {
     /// Type of parameters and activations [default: the model's own]
     #[arg(long, value_name = "DTYPE", value_parser = named(options::DTYPES))]
     dtype: Option<Dtype>,
-    /// Optimizer, in PyTorch's foreach implementation [default: adam]
+    /// Optimizer; unless fused, in PyTorch's foreach implementation [default: adam]
     #[arg(long, value_name = "OPTIMIZER", value_parser = named(options::OPTIMIZERS))]
     optimizer: Option<Optimizer>,
     /// Attention kernel [default: auto]
@@ -121,6 +121,12 @@ pub(crate) struct SourceArguments {
 /// What one rank of several runs.
 #[derive(Args)]
 struct ShardingArguments {
+    /// Share the model and the sequence among so many GPUs: tensor parallelism, for decoders of Llama's kind.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = several)]
+    tp: Option<u32>,
+    /// With --tp: the rank whose step it is, among those that share the model [default: 0]
+    #[arg(long, value_name = "RANK", allow_negative_numbers = true, requires = "tp")]
+    tp_rank: Option<u32>,
     /// Shard the layers and the model with FSDP2 over so many GPUs: the step of the first, with all buffers.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = several)]
     fsdp: Option<u32>,
@@ -132,7 +138,7 @@ struct ShardingArguments {
     fsdp_rank: Option<u32>,
     /// With --fsdp: whether the weights of a layer go after its forward, and are gathered again for its backward [default: yes]
     #[arg(long, value_name = "WHETHER", requires = "fsdp", value_parser = named(options::RESHARD))]
-    reshard: Option<bool>,
+    reshard: Option<Reshard>,
     /// The types of the step; mixed is for --fsdp [default: that of --dtype for all]
     #[arg(long, value_name = "PRECISION", conflicts_with = "dtype", value_parser = named(options::PRECISIONS))]
     precision: Option<Precision>,
@@ -140,38 +146,6 @@ struct ShardingArguments {
 
 /// Where times come from; without a rule, they are measured.
 type Cost = Option<CostRule>;
-
-/// One of the values that an option can be.
-fn named<T: Copy + Send + Sync + 'static>(known: &'static [Named<T>]) -> impl TypedValueParser<Value = T> {
-    let values = known.iter().map(|known| PossibleValue::new(known.name).help(known.help));
-    // No other name comes through.
-    PossibleValuesParser::new(values).map(|name| options::find(known, &name).unwrap_or(known[0].value))
-}
-
-fn count(text: &str) -> Result<u64, String> {
-    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| format!("give a whole number from 1 to {}", u64::MAX))
-}
-
-fn devices(text: &str) -> Result<u32, String> {
-    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| format!("give a whole number from 1 to {}", u32::MAX))
-}
-
-fn several(text: &str) -> Result<u32, String> {
-    text.parse().ok().filter(|count| *count > 1).ok_or_else(|| format!("give a whole number from 2 to {}", u32::MAX))
-}
-
-/// The most points of a curve: each is a plan.
-const MOST_POINTS: u32 = 10_000;
-
-fn points(text: &str) -> Result<u32, String> {
-    let points = text.parse().ok().filter(|points| (2..=MOST_POINTS).contains(points));
-    points.ok_or_else(|| format!("give a whole number from 2 to {MOST_POINTS}"))
-}
-
-fn probability(text: &str) -> Result<f64, String> {
-    let probability = text.parse().ok().filter(|probability| (0.0..1.0).contains(probability));
-    probability.ok_or_else(|| "give a number of at least 0 and below 1".to_owned())
-}
 
 impl SourceArguments {
     /// The file, if it is a memory snapshot.
@@ -187,12 +161,15 @@ impl SourceArguments {
         let given = self.options();
         let optimizer = || options::find(options::OPTIMIZERS, origin.optimizer.as_deref()?);
         let attention = || options::find(options::ATTENTION, origin.attention.as_deref()?);
+        let planned = Options::shared_like(facts);
         Options {
             batch: given.batch.or(origin.batch),
             seq: given.seq.or(origin.seq),
             dtype: given.dtype.or(origin.precision),
             optimizer: given.optimizer.or_else(optimizer),
             attention: given.attention.or_else(attention),
+            tp: given.tp.or(planned.0),
+            tp_rank: given.tp_rank.or(planned.1.filter(|_| given.tp.is_none())),
             ..given
         }
     }
@@ -201,12 +178,17 @@ impl SourceArguments {
     pub(crate) fn sharding(&self) -> Option<Fsdp2> {
         let given = &self.sharding;
         given.fsdp.map(|ranks| Fsdp2 {
-            ranks,
             replicas: given.replicate.unwrap_or(1),
             rank: given.fsdp_rank.unwrap_or(0),
-            reshard: given.reshard.unwrap_or(true),
+            reshard: given.reshard != Some(Reshard::Nothing),
             shards: self.is_mixed().then_some(Dtype::F32),
+            ..Fsdp2::over(ranks)
         })
+    }
+
+    /// Whether it is to be chosen which weights stay gathered.
+    pub(crate) fn chooses_resharding(&self) -> bool {
+        self.sharding.reshard == Some(Reshard::Chosen)
     }
 
     /// Whether types were given as a precision.
@@ -231,6 +213,8 @@ impl SourceArguments {
             dim: self.dim,
             heads: self.heads,
             vocab: self.vocab,
+            tp: self.sharding.tp,
+            tp_rank: self.sharding.tp_rank,
         }
     }
 }
@@ -274,8 +258,24 @@ pub(crate) struct StepArguments {
     #[arg(long, value_name = "ALLOCATOR", value_parser = named(options::ALLOCATORS))]
     allocator: Option<Allocator>,
     /// Settings of PyTorch's caching allocator, as in PYTORCH_CUDA_ALLOC_CONF.
-    #[arg(long, value_name = "SETTINGS", default_value = "", hide_default_value = true)]
-    alloc_conf: String,
+    #[arg(long, value_name = "SETTINGS")]
+    alloc_conf: Option<String>,
+    #[command(flatten)]
+    links: LinkArguments,
+}
+
+/// How the GPUs of a run are connected.
+#[derive(Args)]
+struct LinkArguments {
+    /// Spread the GPUs of the step evenly over so many nodes [default: as few as hold them]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = devices)]
+    nodes: Option<u32>,
+    /// What connects the GPUs of a node: nvlink2 to nvlink5, pcie3 to pcie5, or NCCL's bus bandwidth in GB/s [default: the device's]
+    #[arg(long, value_name = "LINK", allow_negative_numbers = true)]
+    link: Option<Link>,
+    /// What connects each GPU to other nodes: edr, hdr, ndr, xdr, or GB/s [default: the device's]
+    #[arg(long, value_name = "NETWORK", allow_negative_numbers = true)]
+    network: Option<Network>,
 }
 
 impl StepArguments {
@@ -288,8 +288,12 @@ impl StepArguments {
         };
         let mut target = Target::find(&self.device.device, self.device.device_file.as_deref(), cost)?;
         target.allocator = self.allocator;
-        target.settings = self.alloc_conf.parse().map_err(Error::from)?;
-        Ok(target)
+        if let Some(settings) = &self.alloc_conf {
+            target.settings = settings.parse().map_err(Error::from)?;
+            target.asks_for_settings = true;
+        }
+        let LinkArguments { nodes, link, network } = self.links;
+        Ok(target.connected(link, network, nodes))
     }
 }
 
@@ -324,7 +328,7 @@ pub(crate) struct ExplainArguments {
     #[command(flatten)]
     pub(crate) step: StepArguments,
     /// Spread parameters, gradients and optimizer state evenly over so many devices.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, conflicts_with = "fsdp", value_parser = devices)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, conflicts_with_all = ["fsdp", "tp"], value_parser = devices)]
     pub(crate) world_size: u32,
     #[command(flatten)]
     pub(crate) snapshot: SnapshotArguments,
@@ -342,7 +346,7 @@ pub(crate) struct LimitArguments {
     #[command(flatten)]
     pub(crate) step: StepArguments,
     /// Spread parameters, gradients and optimizer state evenly over so many devices [default: 1, or the plan's]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with = "fsdp", value_parser = devices)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with_all = ["fsdp", "tp"], value_parser = devices)]
     pub(crate) world_size: Option<u32>,
     /// Checkpoint only modules whose name matches, like '*.mlp'; * and ? stand for anything. May be repeated.
     #[arg(long, value_name = "GLOB")]

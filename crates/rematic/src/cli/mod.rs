@@ -7,6 +7,7 @@ mod rehearsal;
 mod report;
 mod snapshot;
 mod terminal;
+mod values;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -133,6 +134,21 @@ fn read(arguments: &SourceArguments) -> Result<StepTrace, Failure> {
 
 /// The step of a source, or what one rank has of it. What is not said about a model or how it is sharded is as a plan's facts have it.
 fn trace_of(name: &str, arguments: &SourceArguments, facts: &[(String, String)]) -> Result<StepTrace, Failure> {
+    if arguments.chooses_resharding() {
+        return Err(Error::ReshardingChosen.into());
+    }
+    match unsharded(name, arguments, facts)? {
+        (trace, Some(how)) => Ok(crate::fsdp2(&trace, &how, &crate::fsdp2_layers(&trace)).map_err(Error::from)?),
+        (trace, None) => Ok(trace),
+    }
+}
+
+/// The step of a source, and how it is to be sharded.
+fn unsharded(
+    name: &str,
+    arguments: &SourceArguments,
+    facts: &[(String, String)],
+) -> Result<(StepTrace, Option<Fsdp2>), Failure> {
     let planned = Fsdp2::from_facts(facts);
     let mixed = arguments.is_mixed();
     let source = Source::open(name)?;
@@ -144,19 +160,19 @@ fn trace_of(name: &str, arguments: &SourceArguments, facts: &[(String, String)])
             // What a saved step computes in is known; mixed says what its shards are.
             let options = if mixed { Options { dtype: None, ..arguments.options() } } else { arguments.options() };
             let trace = Source::Trace(path).trace(&options)?;
-            let planned = planned.filter(|_| trace.place.axes.is_empty());
+            let planned = planned.filter(|how| !how.has_spread(&trace));
             (trace, planned)
         }
         model => {
-            let options = if planned.is_some() { arguments.options_like(facts) } else { arguments.options() };
+            let is_planned = planned.is_some() || Options::shared_like(facts).0.is_some();
+            let options = if is_planned { arguments.options_like(facts) } else { arguments.options() };
             (model.trace(&options)?, planned)
         }
     };
     let shards = |how: Fsdp2| if mixed { Fsdp2 { shards: Some(Dtype::F32), ..how } } else { how };
     match arguments.sharding().or(planned.map(shards)) {
-        Some(how) => Ok(crate::fsdp2(&trace, &how, &crate::fsdp2_layers(&trace)).map_err(Error::from)?),
         None if mixed => Err(Error::MixedWithoutSharding.into()),
-        None => Ok(trace),
+        how => Ok((trace, how)),
     }
 }
 

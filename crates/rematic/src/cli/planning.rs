@@ -6,8 +6,11 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::arguments::{CurveArguments, Language, LimitArguments, PlanArguments, ReplayArguments};
-use super::{Answer, Failure, Warnings, read, style, trace_of};
-use crate::{Bytes, Error, Limits, MilpSettings, PlanAnswer, PlanDocument, Planner, Study, Verdict, plan_python};
+use super::{Answer, Failure, Warnings, read, style, trace_of, unsharded};
+use crate::{
+    Bytes, Error, Fsdp2, Limits, MilpSettings, PlanAnswer, PlanDocument, Planner, Resharding, StepTrace, Study,
+    Verdict, plan_python,
+};
 
 /// The exit code of a step that cannot be made to fit.
 pub(crate) const INFEASIBLE: u8 = 3;
@@ -18,11 +21,20 @@ pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answ
         return Err(Error::NoBudget { found: Bytes(0) }.into());
     }
     let target = arguments.limits.target()?;
-    let trace = read(&arguments.limits.step.source)?;
+    let source = &arguments.limits.step.source;
     if let Some(warning) = arguments.budget.and_then(|budget| target.budget_warning(budget)) {
         warnings.warn(&warning);
     }
-    let found = Study::new(trace, target, limits(&arguments.limits))?.plan(planner, arguments.budget)?;
+    let limits = limits(&arguments.limits);
+    let found = match source.chooses_resharding() {
+        true => {
+            let (whole, how) = unsharded(&source.source, source, &[])?;
+            let question =
+                Resharding { whole: &whole, target: &target, limits: &limits, planner, budget: arguments.budget };
+            question.plan(how.unwrap_or(Fsdp2::over(0)))?
+        }
+        false => Study::new(read(source)?, target, limits)?.plan(planner, arguments.budget)?,
+    };
     let document = (found.verdict != Verdict::Infeasible).then_some(&found.document);
     write(arguments, document, warnings)?;
     Ok(emitted(arguments.emit, document, answer(&found, arguments.limits.json)))
@@ -99,11 +111,8 @@ pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
     if arguments.emit.is_some() {
         document.single().map_err(Error::from)?;
     }
-    if let Some(ranks) = trace.place.ranks().filter(|ranks| ![1, document.world_size].contains(ranks)) {
-        return Err(Error::OtherRanks { plan: document.world_size, step: ranks }.into());
-    }
     if arguments.limits.world_size.is_none() {
-        target.ranks = document.world_size;
+        target.ranks = ranks(&document, &trace)?;
     }
     let found = Study::new(trace, target, limits(&arguments.limits))?.replay(&document)?;
     let mut answer = emitted(arguments.emit, Some(&found.document), answer(&found, arguments.limits.json));
@@ -111,4 +120,12 @@ pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
         answer.code = INFEASIBLE;
     }
     Ok(answer)
+}
+
+/// The ranks of a plan, whose step must be that of one of as many.
+pub(crate) fn ranks(plan: &PlanDocument, trace: &StepTrace) -> Result<u64, Error> {
+    match trace.place.ranks().filter(|ranks| ![1, plan.world_size].contains(ranks)) {
+        Some(ranks) => Err(Error::OtherRanks { plan: plan.world_size, step: ranks }),
+        None => Ok(plan.world_size),
+    }
 }

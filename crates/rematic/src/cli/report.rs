@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use super::arguments::ReportArguments;
-use super::planning::{INFEASIBLE, limits, progress_bar};
+use super::planning::{INFEASIBLE, limits, progress_bar, ranks};
 use super::{Answer, Failure, Warnings, snapshot, trace_of};
 use crate::options::POINTS;
 use crate::{
@@ -22,7 +22,7 @@ pub(crate) fn report(arguments: &ReportArguments, given: &[String], warnings: Wa
     let (trace, plan) = sources(arguments)?;
     let limits = limits(&arguments.limits);
     if let (None, Some(plan)) = (arguments.limits.world_size, &plan) {
-        target.ranks = plan.world_size;
+        target.ranks = ranks(plan, &trace)?;
     }
     if let Some(warning) = arguments.budget.and_then(|budget| target.budget_warning(budget)) {
         warnings.warn(&warning);

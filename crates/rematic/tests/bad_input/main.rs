@@ -9,5 +9,6 @@ mod planning;
 mod plans;
 mod report;
 mod run;
+mod sharding;
 mod tables;
 mod traces;

@@ -142,3 +142,18 @@ fn the_torch_rule_needs_a_device_that_torch_knows() {
 fn a_timeline_needs_json() {
     stats("gpt2", "--timeline", &["--json"]);
 }
+
+#[test]
+fn names_are_understood_in_any_case_and_as_pytorch_has_them() {
+    let said = |options: &str| {
+        let ran = run(&[&["stats", "gpt2", "--json"][..], &options.split(' ').collect::<Vec<_>>()].concat());
+        assert_eq!(ran.code, Some(0), "{options}: {ran:?}");
+        ran.stdout
+    };
+    let usual = said("--dtype bf16 --optimizer adamw");
+    for other in ["--dtype bfloat16 --optimizer AdamW", "--dtype BF16 --optimizer ADAMW"] {
+        assert_eq!(said(other), usual, "{other}");
+    }
+    stats("gpt2", "--dtype float8", &["--dtype", "float8", "fp32, bf16, fp16"]);
+    stats("gpt2", "--optimizer lion", &["--optimizer", "lion", "adamw-fused"]);
+}

@@ -52,6 +52,9 @@ const figures = () => {
   if (!data.for_device) parts.push(figure("budget", bytes(own.budget_bytes), `${data.device} has ${bytes(data.device_bytes)}`, own.budget_bytes));
   parts.push(
     figure("step", millis(step), PHASES.map((phase, at) => `${phase} ${millis(data.phase_ms[at])}`).join(", "), step));
+  if (data.pace_words) {
+    parts.push(figure(planned ? "step with the plan" : "pace", millis(data.planned_step_ms), data.pace_words, data.planned_step_ms));
+  }
   return parts;
 };
 
