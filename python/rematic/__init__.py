@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from rematic._auto import auto
     from rematic._capture.errors import CaptureError, UnknownValue
     from rematic._capture.step import capture, capture_step
+    from rematic._cluster import cluster
+    from rematic._shard import shard
 
 # What needs PyTorch is imported when it is first asked for.
 _WITH_TORCH = {
@@ -60,7 +62,9 @@ _WITH_TORCH = {
     "UnknownValue": "rematic._capture.errors",
     "capture": "rematic._capture.step",
     "capture_step": "rematic._capture.step",
+    "cluster": "rematic._cluster",
     "remove": "rematic._apply.wrapping",
+    "shard": "rematic._shard",
 }
 
 __all__ = [
@@ -90,11 +94,13 @@ __all__ = [
     "benchmark",
     "capture",
     "capture_step",
+    "cluster",
     "curve",
     "plan",
     "remove",
     "replay",
     "report",
+    "shard",
     "signatures",
 ]
 

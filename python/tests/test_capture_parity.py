@@ -145,6 +145,35 @@ def test_hugging_face_equals_native(
     assert timeline(captured) == timeline(expected)
 
 
+OPTIMIZERS: dict[str, Any] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "sgd-momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam-fused": lambda parameters: torch.optim.Adam(parameters, fused=True),
+    "adamw-fused": lambda parameters: torch.optim.AdamW(parameters, fused=True),
+    "sgd-fused": lambda parameters: torch.optim.SGD(parameters, lr=0.1, fused=True),
+    "sgd-momentum-fused": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
+    "none": False,
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("kind", "fields", "dtype"),
+    [("gpt2", GPT2, "fp32"), ("llama", DECODER, "bf16"), ("qwen3", DECODER | {"head_dim": 32}, "bf16")],
+)
+def test_optimizers_equal_native(
+    kind: str, fields: dict[str, Any], dtype: str, optimizer: str, native: Stats, tmp_path: pathlib.Path, unpacked: None
+) -> None:
+    model, args, kwargs = causal(kind, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype], **fields)("meta")
+    shape = ["--batch", "2", "--seq", "64", "--dtype", dtype, "--optimizer", optimizer]
+    expected = native(config_file(tmp_path, kind, fields), *shape)
+    captured = json.loads(capture(model, *args, optimizer=OPTIMIZERS[optimizer], **kwargs))
+    assert difference(captured, expected) is None
+    assert timeline(captured) == timeline(expected)
+
+
 def test_the_look_for_packed_sequences_changes_no_peak(native: Stats, stats: Stats, tmp_path: pathlib.Path) -> None:
     model, args, kwargs = causal("llama", torch.bfloat16, **DECODER)("meta")
     shape = ["--batch", "2", "--seq", "64", "--dtype", "bf16"]

@@ -78,3 +78,11 @@ def test_fsdp2() -> None:
     assert "Fits with a plan" in done.stdout and re.search(r"^ layers\.\d", done.stdout, re.MULTILINE)
     steps = losses(done.stdout)
     assert len(steps) == 3 and steps[-1] < steps[0]
+
+
+def test_tensor_parallel() -> None:
+    done = torchrun(str(EXAMPLES / "tensor_parallel.py"))
+    assert done.returncode == 0, done.stderr
+    assert "Fits with a plan" in done.stdout and re.search(r"^ layers\.\d", done.stdout, re.MULTILINE)
+    steps = losses(done.stdout)
+    assert len(steps) == 3 and steps[-1] < steps[0]

@@ -17,9 +17,10 @@ BUDGETS = ("75 %", "half", "the least")
 TOLERANCE = 0.001
 
 
-def torchrun(script: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a script in two processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, *arguments]
+def torchrun(script: str, *arguments: str, processes: int = 2, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a script in several processes."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [*launcher, script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
 
 

@@ -111,6 +111,8 @@ def test_settings_of_the_allocator(seed, monkeypatch):
         rematic.plan(seed)
     with pytest.raises(rematic.RematicError, match="alloc_conf: There is no allocator setting 'huge'"):
         rematic.plan(seed, alloc_conf="huge:1")
+    with pytest.raises(rematic.RematicError, match="alloc_conf sets PyTorch's allocator for CUDA.*allocator=\"cuda\""):
+        rematic.plan(seed, allocator="cpu", alloc_conf=expandable)
 
 
 def test_budgets_are_bytes_or_texts(small):

@@ -1,10 +1,10 @@
 //! Torch's planners, asked with torch's own data.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use pyo3::prelude::*;
 use rematic::{Bytes, Cancel, Millis, MilpOptions, MilpOutcome, ModuleGraph, milp};
-use rematic_torch::{GraphModule, GraphTradeoff, SacStats, TorchError};
+use rematic_torch::{GraphModule, GraphTradeoff, Msps, SacStats, TorchError, TorchOrder, TorchTradeoff};
 use rematic_trace::Decision;
 
 use crate::error::{PlanError as PlanException, exception};
@@ -81,8 +81,9 @@ pub(crate) fn sac_milp(
     })
 }
 
+/// Torch's own test, which looks for the name anywhere.
 fn is_inside(inner: &str, outer: &str) -> bool {
-    inner.strip_prefix(outer).is_some_and(|rest| rest.starts_with('.'))
+    inner.contains(&format!("{outer}."))
 }
 
 fn module(node: Node, parent: Option<usize>, may_be_checkpointed: bool) -> GraphModule {
@@ -172,22 +173,54 @@ pub(crate) struct Stats {
     force_store_random: bool,
 }
 
+impl From<Stats> for SacStats {
+    fn from(stats: Stats) -> Self {
+        SacStats {
+            func_names: stats.func_names,
+            runtimes: stats.runtimes.into_iter().map(Millis).collect(),
+            memory: stats.memory.into_iter().map(Bytes).collect(),
+            view_like_ops: stats.view_like_ops,
+            rand_ops: stats.rand_ops,
+            saved_autograd_ops: stats.saved_autograd_ops,
+            inplace_ops: stats.inplace_ops,
+            force_store_random: stats.force_store_random,
+        }
+    }
+}
+
 /// Torch's `get_optimal_checkpointing_policy_per_module`; `None` if what must be saved does not fit.
 #[pyfunction]
 pub(crate) fn optimal_policy(py: Python<'_>, stats: Stats, memory_budget: f64) -> PyResult<Option<Vec<u32>>> {
-    let stats = SacStats {
-        func_names: stats.func_names,
-        runtimes: stats.runtimes.into_iter().map(Millis).collect(),
-        memory: stats.memory.into_iter().map(Bytes).collect(),
-        view_like_ops: stats.view_like_ops,
-        rand_ops: stats.rand_ops,
-        saved_autograd_ops: stats.saved_autograd_ops,
-        inplace_ops: stats.inplace_ops,
-        force_store_random: stats.force_store_random,
-    };
+    let stats = SacStats::from(stats);
     match interruptible(py, &Cancel::default(), move || rematic::optimal_policy(&stats, memory_budget))? {
         Ok(policy) => Ok(Some(policy.into_iter().map(|decision| u32::from(decision == Decision::Save)).collect())),
         Err(TorchError::PolicyTooSmall { .. }) => Ok(None),
         Err(error) => Err(exception(error)),
     }
+}
+
+/// A group's first operator, and all of them.
+type Groups = BTreeMap<usize, BTreeSet<usize>>;
+/// First operator, all operators, bytes, milliseconds, bytes per millisecond.
+type Candidate = (usize, Vec<usize>, u64, f64, f64);
+/// Always recomputed, always stored, groups in place, random group, what may be recomputed.
+type Order = (BTreeSet<usize>, BTreeSet<usize>, Groups, Groups, Vec<Candidate>);
+
+/// Torch's greedy order of a region's operators.
+#[pyfunction]
+pub(crate) fn greedy_order(stats: Stats) -> PyResult<Order> {
+    let order = TorchOrder::new(&SacStats::from(stats)).map_err(exception)?;
+    let candidate = |group: Msps| (group.op_idx, group.ops, group.memory.0, group.runtime.0, group.msps);
+    let candidates = order.msps_meta.into_iter().map(candidate).collect();
+    Ok((order.recomputed_ops, order.stored_ops, order.inplace_op_groups, order.random_ops_group, candidates))
+}
+
+/// Points of the curve; slopes, intercepts and ends of the lines.
+type Curve = (Vec<(f64, f64)>, Vec<f64>, Vec<f64>, Vec<f64>);
+
+/// The curve of discarding these amounts (bytes, milliseconds) one after the other, and the lines fitted to it.
+#[pyfunction]
+pub(crate) fn tradeoff_curve(steps: Vec<(u64, f64)>, memory: u64, runtime: f64, segments: usize) -> Curve {
+    let TorchTradeoff { curve, fit } = TorchTradeoff::new(&steps, memory, runtime, segments);
+    (curve, fit.slopes, fit.intercepts, fit.fit_breaks)
 }

@@ -5,6 +5,7 @@ mod cost;
 mod curve;
 mod device;
 mod error;
+mod live;
 mod option;
 mod plan;
 mod replay;
@@ -57,5 +58,10 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cost::modelled_shares, module)?)?;
     module.add_function(wrap_pyfunction!(compat::sac_milp, module)?)?;
     module.add_function(wrap_pyfunction!(compat::optimal_policy, module)?)?;
+    module.add_function(wrap_pyfunction!(compat::greedy_order, module)?)?;
+    module.add_function(wrap_pyfunction!(compat::tradeoff_curve, module)?)?;
+    module.add_function(wrap_pyfunction!(live::torch_roofline, module)?)?;
+    module.add_class::<live::Tally>()?;
+    module.add_class::<live::Runtimes>()?;
     Ok(())
 }

@@ -97,6 +97,7 @@ pub(crate) fn target(
     let mut target = Target::find(device, device_file.as_deref(), source).map_err(unknown)?;
     target.allocator = allocator.map(self::allocator).transpose()?;
     target.settings = settings(alloc_conf)?;
+    target.asks_for_settings = alloc_conf.is_some();
     Ok(target)
 }
 

@@ -100,6 +100,7 @@ impl Plan {
             replayed: None,
             moments: &[],
             on_device: None,
+            pace: None,
             measured: None,
         };
         report.text(Style::default())

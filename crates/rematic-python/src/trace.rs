@@ -110,12 +110,12 @@ impl Trace {
     /// The step of one rank with the layers and the model sharded by FSDP2 over so many GPUs, with all buffers.
     ///
     /// `replicate`: groups of GPUs with a copy of the model each (HSDP). `rank`: whose step it is, within its group. `reshard`:
-    /// whether a layer's weights go after its forward. `mixed`: shards, their gradients and the optimizer's state are fp32
-    /// whatever the step computes in.
+    /// whether a layer's weights go after its forward. `mixed`: shards, their gradients and the optimizer's state are fp32,
+    /// while the step computes in a half type.
     #[pyo3(signature = (gpus, *, replicate=1, rank=0, reshard=true, mixed=false))]
     fn fsdp(&self, py: Python<'_>, gpus: u32, replicate: u32, rank: u32, reshard: bool, mixed: bool) -> PyResult<Self> {
         let shards = mixed.then_some(rematic::Dtype::F32);
-        let how = Fsdp2 { ranks: gpus, replicas: replicate, rank, reshard, shards };
+        let how = Fsdp2 { replicas: replicate, rank, reshard, shards, ..Fsdp2::over(gpus) };
         let step = Arc::clone(&self.step);
         let spread = move || rematic::fsdp2(&step, &how, &rematic::fsdp2_layers(&step)).map_err(rematic::Error::from);
         interruptible(py, &Cancel::default(), spread)?.map(Trace::new).map_err(exception)
@@ -124,7 +124,7 @@ impl Trace {
     /// Traces a built-in model, or the one that a Hugging Face config (a path, or a dict) describes.
     #[staticmethod]
     #[pyo3(signature = (source, *, batch=None, seq=None, dtype=None, optimizer=None, attention=None, layers=None,
-                        dropout=None, dim=None, heads=None, vocab=None))]
+                        dropout=None, dim=None, heads=None, vocab=None, tp=None, tp_rank=None))]
     #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
     fn model(
         py: Python<'_>,
@@ -139,6 +139,8 @@ impl Trace {
         dim: Option<u64>,
         heads: Option<u64>,
         vocab: Option<u64>,
+        tp: Option<u32>,
+        tp_rank: Option<u32>,
     ) -> PyResult<Self> {
         let options = Options {
             batch,
@@ -151,6 +153,8 @@ impl Trace {
             dim,
             heads,
             vocab,
+            tp,
+            tp_rank,
         };
         let source = if source.is_instance_of::<PyDict>() {
             let text: String = py.import("json")?.call_method1("dumps", (source,))?.extract()?;

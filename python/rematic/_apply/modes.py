@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rematic._core import PlanError
+from rematic._model.wrapped import has_wrapped, is_imagined
 
 from .audit import Audit
 from .choice import Choice, Unplanned
@@ -33,6 +34,8 @@ AUTOCAST = ("cpu", "cuda")
 
 # Stands for what an operator changes in place and returns.
 ARGUMENT = object()
+# Stands for an operator of the region.
+ITS_OWN = object()
 
 
 class Kept:
@@ -83,7 +86,17 @@ class _Follower(TorchDispatchMode):
         super().__init__()
         self._kept = kept
         self._at = 0
+        # Whether parts of wholes were met: shapes are worked out for them in between.
+        self._is_spread = False
         self._take(policy)
+
+    def _other(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator gives that is none of the region's: one on tensors that have others inside, by which those come here,
+        and one that works out shapes."""
+        if has_wrapped(types):
+            self._is_spread = True
+            return NotImplemented
+        return func(*args, **(kwargs or {})) if is_imagined() else ITS_OWN
 
     def _take(self, policy: Policy) -> None:
         self._policy = policy
@@ -119,6 +132,10 @@ class Forward(_Follower):
         self._inside = Inside(from_start=True) if may_wander or self._audit is not None else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types or self._is_spread:
+            out = self._other(func, types, args, kwargs)
+            if out is not ITS_OWN:
+                return out
         at = self._at
         if at >= self._count or self._ops[at] is not func:
             if passes(func):
@@ -271,6 +288,10 @@ class Again(_Follower):
             self._audit.check(self._policy)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types or self._is_spread:
+            out = self._other(func, types, args, kwargs)
+            if out is not ITS_OWN:
+                return out
         if isinstance(self._policy, Filling):
             return self._filled(self._policy, func, args, kwargs)
         at = self._at

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rematic._core import Region
+from rematic._model.collectives import COLLECTIVES, is_wait
 
 from .errors import Mismatch
 
@@ -33,7 +34,9 @@ _TEXTS = torch._tensor_str.__file__
 
 def passes(func: Any) -> bool:
     """Whether an operator is in no policy."""
-    return func is DETACH or func is LIFT or func is READ or func.namespace in UNRECORDED
+    if func is DETACH or func is LIFT or func is READ or func.namespace in UNRECORDED:
+        return True
+    return func.namespace in COLLECTIVES and is_wait(func)
 
 
 def makes_text() -> bool:
@@ -97,7 +100,8 @@ class Policy:
         """Whether the region's operator at this place is the one that runs now."""
         if at >= len(self.names) or name_of(func) != self.names[at]:
             return False
-        self.draws[at] = torch.Tag.nondeterministic_seeded in func.tags or func.namespace != "aten"
+        draws = func.namespace != "aten" and func.namespace not in COLLECTIVES
+        self.draws[at] = torch.Tag.nondeterministic_seeded in func.tags or draws
         self.changes[at] = func._schema.is_mutable
         self.plain[at] = not (self.saves[at] or self.draws[at] or self.changes[at] or func in ACTED_ON)
         self.ops[at] = func

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from rematic._core import Plan, PlanError
 from rematic._model.cache import caching_configs, without_cache
 from rematic._model.follower import Follower, check_free
+from rematic._model.meshes import mesh_of
 from rematic._model.signature import Signature
 
 from .audit import Audit
@@ -275,6 +276,7 @@ def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
         )
     model = getattr(model, "_orig_mod", model)
     check_free(model)
+    _check_layout(model, plan)
     root = Root(model, plan, audit)
     regions = [(at, region) for at, variant in enumerate(plan.variants) for region in variant.regions]
     for variant, region in regions:
@@ -299,6 +301,17 @@ def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
     if regions:
         for wrapper in root.wrappers:
             wrapper.module.__dict__["forward"] = wrapper
+
+
+def _check_layout(model: nn.Module, plan: Plan) -> None:
+    """Refuses a plan for another number of GPUs than a model is spread over."""
+    mesh = mesh_of(model)
+    # A plan for one device, or a model that is yet to be spread, says nothing of it.
+    if mesh is not None and plan.world_size not in (1, mesh.size()):
+        raise PlanError(
+            f"The plan is for one of {plan.world_size} GPUs, and this model is spread over {mesh.size()} of them; capture and plan it "
+            "as it is spread"
+        )
 
 
 def check_audit(audit: Any) -> None:

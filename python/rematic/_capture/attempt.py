@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from rematic._model.forwards import FORWARDS, TRAIN
 from rematic._model.signature import INPUTS, NEXT
 from rematic._model.trees import tensors_in
+from rematic._model.wrapped import inner
 
 from . import survivors
 from .arguments import OptimizerChoice, made_optimizer
@@ -26,6 +27,7 @@ from .cudnn import flatten_weights
 from .devices import Elsewhere
 from .errors import CaptureError, UnknownValue
 from .failures import explained, unknown_value
+from .ground import Ground
 from .leftovers import Kept
 from .literals import Literals
 from .modules import CallWatch, GradientWatch, ModuleTree
@@ -35,6 +37,7 @@ from .recorder import Recorder
 from .references import saving
 from .replica import Replica
 from .routing import as_on
+from .streams import with_streams
 from .values import Values
 
 _jit: Any = torch.jit
@@ -76,9 +79,10 @@ class Attempt:
         self.device = device
         self.place = place
         self.replica = Replica()
+        self._ground = Ground.of(model)
         self.model = self.replica.model(model)
         self._of_model = len(self.replica.values)
-        if device == "cuda":
+        if device == "cuda" and self._ground is None:
             flatten_weights(self.model)
         self.inputs = self.replica.inputs(*inputs)
         self.bystanders = bystanders
@@ -123,6 +127,8 @@ class Attempt:
         recorder = Recorder(counts_host=self.device == "cpu", values=None if earlier is None else earlier.values)
         recorder.values.place = self.place
         recorder.replica = self.replica
+        recorder.ground = self._ground
+        recorder.hear(self.replica.streams)
         with _no_collection(), as_on(self.device), contextlib.ExitStack() as watches:
             if earlier is None:
                 self._make_optimizer_state()
@@ -130,7 +136,7 @@ class Attempt:
             recorder.writers.paths = tree.paths
             self._note_what_is_there(recorder)
             calls = CallWatch(tree, recorder)
-            gradients = GradientWatch(self.parameters, recorder)
+            gradients = GradientWatch([*self.parameters, *self._unsharded()], recorder)
             for optimizer in self._optimizers():
                 for handle in self._watch_optimizer(optimizer, recorder, gradients):
                     watches.callback(handle.remove)
@@ -162,8 +168,15 @@ class Attempt:
         self._earlier = recorder
         return self._document(recorder, tree, calls, events)
 
+    def _unsharded(self) -> list[nn.Parameter]:
+        sharding = self.replica.sharding
+        return [] if sharding is None else sharding.unsharded()
+
     def _note_what_is_there(self, recorder: Recorder) -> None:
         """All that is there before the step, besides the model."""
+        if self.replica.sharding is not None:
+            for tensor in self.replica.sharding.gathered():
+                recorder.add_gathered(tensor)
         for tensor in tensors_in(self.inputs):
             if tensor.is_meta:
                 recorder.storage_before_step(tensor, "other")
@@ -185,7 +198,7 @@ class Attempt:
     ) -> Any:
         """What the step returns."""
         try:
-            with calls.watching(), gradients.watching(), attributes.watching(), self._recording(recorder):
+            with calls.watching(), gradients.watching(), attributes.watching(), self._spread(recorder), self._recording(recorder):
                 output = step(self.model, self.optimizer, self.inputs)
             self.place.check_end(STEP)
             return output
@@ -199,22 +212,37 @@ class Attempt:
             recorder.close()
             self._kept += survivors.made(recorder)
 
+    @contextlib.contextmanager
+    def _spread(self, recorder: Recorder) -> Iterator[None]:
+        """What is done to gather and reduce is seen."""
+        sharding = self.replica.sharding
+        if sharding is None:
+            yield
+            return
+        with sharding.running_on(self.replica.streams), sharding.watching(recorder), recorder.resizing():
+            yield
+
     def _document(
         self, recorder: Recorder, tree: ModuleTree, calls: CallWatch, events: list[dict[str, Any] | None]
     ) -> dict[str, Any]:
+        kept = [event for event in events if event is not None]
+        for row in recorder.released_before:
+            recorder.storages[row].append("released")
+        sharding = self.replica.sharding
         return {
             "format": "rematic-trace",
             "version": 2,
             "origin": self._origin(calls, sorted(recorder.values.assumptions)),
-            # Of what communicates, no more is known here than that it does.
-            "collectives": [["unknown", 0, "", 0]],
+            "place": [] if self._ground is None else self._ground.axes,
+            "streams": with_streams(recorder.ops, kept, {} if sharding is None else sharding.stream_names()),
+            "collectives": recorder.collectives,
             "names": recorder.names,
             "layouts": recorder.layouts,
             "modules": tree.rows,
             "calls": recorder.calls,
             "storages": recorder.storages,
             "ops": recorder.ops,
-            "events": [event for event in events if event is not None],
+            "events": [event for event in kept if event],
         }
 
     @contextlib.contextmanager
@@ -234,7 +262,7 @@ class Attempt:
             values.know(tensor, value, META_INPUT)
         for parameter in self.model.parameters():
             # A buffer may be a view of one.
-            values.forget(parameter.untyped_storage())
+            values.forget(inner(parameter).untyped_storage())
 
     def _elsewhere(self, recorder: Recorder) -> contextlib.AbstractContextManager[Any]:
         # It takes time at every call of torch, and only tensors that are not there yet need it.

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rematic._model.collectives import COLLECTIVES
 from rematic._model.trees import tensors_in
 
 from .contents import RANDOM, Unknown
-from .operators import COLLECTIVES
 
 aten = torch.ops.aten
 

@@ -6,8 +6,9 @@ are new when it runs are its own, but for two cases that are told apart here.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,6 +30,27 @@ class Nodes:
         self._waiting: dict[int, list[weakref.ref[Any]]] = {}
         self._wrote_view = False
         self._deferred: int | None = None
+        # An operator on parts of wholes runs others on what is inside: by them, the one that stands for it.
+        self.spread: Any = None
+        self._stands: int | None = None
+        self._main: Any = None
+
+    @contextlib.contextmanager
+    def around(self, func: Any, clones: Tensor | None) -> Iterator[None]:
+        """While it is entered, an operator on parts of wholes runs others. Its node is that of the last that is the same operator
+        on what is inside, or else of the last."""
+        outer, self.spread, self._stands = self.spread, func, None
+        try:
+            yield
+        finally:
+            self.spread = outer
+            if self._stands is not None and outer is None:
+                self.ran(self._stands, False, clones)
+
+    def inside(self, func: Any, op: int) -> None:
+        """An operator has run inside of another."""
+        if self._stands is None or func is self.spread or self._main is not self.spread:
+            self._stands, self._main = op, func
 
     def op(self, number: int) -> int | None:
         """The operator of a node."""

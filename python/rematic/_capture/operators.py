@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from rematic._model.collectives import COLLECTIVES, NAMES, PACKING, is_wait
+
 from .lengths import PACK
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
@@ -29,13 +31,21 @@ LIFT_FRESH = torch.ops.aten.lift_fresh.default
 TO_COPY = torch.ops.aten._to_copy.default
 # They read on one device and write on another, or take lengths on the CPU.
 ACROSS_DEVICES = (torch.ops.aten.copy_.default, TO_COPY, PACK)
-COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
+
+
+def name_of(func: Any) -> str:
+    """An operator's name in a trace."""
+    name = str(func)
+    return NAMES.get(name, name.removeprefix("aten.").removeprefix("c10d."))
 
 
 class Facts:
     """What is the same for every call of an operator."""
 
-    __slots__ = ("name", "flags", "mutated", "mutated_keywords", "recorded", "is_composite", "replaces", "communicates")
+    __slots__ = (
+        "name", "flags", "mutated", "mutated_keywords", "recorded", "is_composite", "replaces", "communicates",
+        "packs", "waits",
+    )  # fmt: skip
 
     def __init__(self, func: Any, name: int) -> None:
         self.name = name
@@ -48,7 +58,11 @@ class Facts:
         draws = torch.Tag.nondeterministic_seeded in func.tags and not func._opname.endswith("_backward")
         if draws and func is not FLASH:
             self.flags.append("random")
-        self.communicates = func.namespace in COLLECTIVES
+        # Whether it is one of `torch.distributed`: a collective, one that packs for it, or one that does nothing itself.
+        is_distributed = func.namespace in COLLECTIVES or func.namespace == PACKING
+        self.waits = is_distributed and is_wait(func)
+        self.communicates = func.namespace in COLLECTIVES and not self.waits
+        self.packs = func.namespace == PACKING
         written = [
             (position, argument)
             for position, argument in enumerate(func._schema.arguments)
@@ -56,6 +70,12 @@ class Facts:
         ]
         self.mutated = [position for position, argument in written if not argument.kwarg_only]
         self.mutated_keywords = [argument.name for _, argument in written]
+
+        if func.namespace == "c10d" and func._opname.endswith("_"):
+            # Their schemas do not say so.
+            self.mutated, self.mutated_keywords = [0], [func._schema.arguments[0].name]
+        elif self.packs and func._opname == "all_gather_copy_in":
+            self.mutated, self.mutated_keywords = [1], [func._schema.arguments[1].name]
 
     def written(self, args: Any, kwargs: Any) -> list[Any]:
         """The arguments of a call that it writes to."""

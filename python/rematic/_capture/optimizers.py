@@ -73,6 +73,11 @@ def take_first_step(optimizer: torch.optim.Optimizer) -> None:
         with ListKernels(), _Numbers():
             optimizer.step()
     except Exception as error:
+        if _MIXED in str(error):
+            raise CaptureError(
+                f"{name} steps for all parameters at once, of which some are spread over ranks and others are not ({error}); torch "
+                "refuses this too: spread all parameters, as with SequenceParallel for norms, or give an optimizer with foreach=False"
+            ) from error
         raise CaptureError(
             f"{name} cannot take its first step on the meta device ({type(error).__name__}: {error}); take another "
             "optimizer, or optimizer=False to leave it out"
@@ -80,6 +85,8 @@ def take_first_step(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
+# What torch says of it.
+_MIXED = "mixed torch.Tensor and DTensor"
 _CAPTURABLE = "_get_capturable_supported_devices"
 
 

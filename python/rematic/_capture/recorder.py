@@ -17,9 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rematic._model.collectives import waited
 from rematic._model.storages import StorageRef
 from rematic._model.trees import tensors_in
+from rematic._model.wrapped import has_spread, has_wrapped, inner, is_imagined, like
 
+from .calls import Calls
 from .cudnn import assume_reserve
 from .errors import CaptureError
 from .lengths import LENGTHS, with_lengths
@@ -37,11 +40,11 @@ from .operators import (
     OPTIMIZER,
     TO_COPY,
     Facts,
+    name_of,
 )
 from .optimizers import assume_number, assume_read
 from .references import FreshRef, Saved
 from .shapes import Layout, Shapes
-from .twins import Twins
 from .values import Values
 from .writers import Writers
 
@@ -49,7 +52,7 @@ _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
-class Recorder(Twins):
+class Recorder(Calls):
     """The dispatch mode. Its lists are the tables of the trace format."""
 
     def __init__(self, counts_host: bool = False, values: Values | None = None) -> None:
@@ -64,18 +67,14 @@ class Recorder(Twins):
         self._shapes = Shapes(self.values)
         self.names: list[str] = []
         self.layouts: list[list[Any]] = []
-        self.calls: list[dict[str, Any]] = []
         self.storages: list[list[Any]] = []
         self.ops: list[dict[str, Any]] = []
-        self.events: list[dict[str, Any] | None] = []
-        # The optimizer steps; and it has, and no forward has begun since.
+        # The optimizer steps.
         self.in_optimizer = False
-        self.after_optimizer = False
         # The captured model's optimizer has stepped, and the model's forward has not begun since.
         self.stepped = False
         # What the operator that runs now is, for errors.
         self.running: Any = None
-        self.call_stack: list[int] = []
 
         self._layout_rows: dict[Layout, int] = {}
         self._facts: dict[Any, Facts] = {}
@@ -88,15 +87,17 @@ class Recorder(Twins):
         self._reads: dict[int, int] = {}
         self._returned: int | None = None
         self._returns: dict[int, int] = {}
-        self._closed = False
 
         # Whether tensors of the step, real ones, and any that the step has not met are among an operator's arguments.
         self._natives = self._strangers = self._foreigners = False
+        # Whether an operator on parts of wholes is about to run on what is inside.
+        self._descends = False
 
     # ---- tensors ----
 
     def layout(self, tensor: Tensor) -> int:
         """The row of the tensor's layout."""
+        tensor = inner(tensor)
         key = (tensor.dtype, tensor.shape, tensor.stride())
         row = self._layout_rows.get(key)
         return self._add_layout(key) if row is None else row
@@ -109,7 +110,7 @@ class Recorder(Twins):
 
     def storage_before_step(self, tensor: Tensor, category: str) -> int:
         """The row of the storage of a tensor that exists before the step."""
-        storage = tensor.untyped_storage()
+        storage = inner(tensor).untyped_storage()
         ref = self.watched.get(storage._cdata)
         return self.add_storage(storage, category, None) if ref is None else ref.row
 
@@ -166,23 +167,27 @@ class Recorder(Twins):
             return self._packed(tensor)
 
     def _packed(self, tensor: Tensor) -> Any:
+        whole, tensor = tensor, inner(tensor)
         if not tensor.is_meta or self._closed:
-            return tensor
+            return whole
         number = self._nodes.saving()
         row = self.watched.get(tensor.untyped_storage()._cdata)
         row_id = self.storage_before_step(tensor, "other") if row is None else row.row
         layout = (tensor.dtype, tensor.shape, tensor.stride())
         op = self._nodes.op(number)
-        requires_grad = tensor.requires_grad
+        requires_grad = whole.requires_grad
+        wrap = like(whole)
         if op is None:
             saved = Saved(self, -1, row_id, layout, requires_grad, False)
+            saved.wrap = wrap
             self._note(saved, tensor)
             self._nodes.wait(number, saved)
             return saved
-        node = tensor.grad_fn if requires_grad else None
+        node = whole.grad_fn if requires_grad else None
         is_output = node is not None and node._sequence_nr() == number
         del node
         saved = Saved(self, op, row_id, layout, requires_grad, is_output)
+        saved.wrap = wrap
         self._note(saved, tensor)
         self._hold(op, saved)
         if is_output:
@@ -249,16 +254,22 @@ class Recorder(Twins):
         early = self._returns.pop(saved.op, None)
         if early is not None:
             self.events[early] = None
-        return fresh
+        return fresh if saved.wrap is None else self._wrapped(saved.wrap, fresh)
+
+    def _wrapped(self, wrap: Callable[[Tensor], Tensor], fresh: Tensor) -> Tensor:
+        self._quiet = True
+        try:
+            return wrap(fresh)
+        finally:
+            self._quiet = False
 
     # ---- operators ----
 
     def _facts_of(self, func: Any) -> Facts:
         facts = self._facts.get(func)
         if facts is None:
-            name = str(func).removeprefix("aten.")
             facts = self._facts[func] = Facts(func, len(self.names))
-            self.names.append(name)
+            self.names.append(name_of(func))
         return facts
 
     def _describe(self, value: Any, rows: list[list[int]]) -> None:
@@ -313,9 +324,25 @@ class Recorder(Twins):
         kwargs = kwargs or {}
         if self._quiet or self._closed:
             return func(*args, **kwargs)
+        if types and has_wrapped(types):
+            return self._descended(func, types, args, kwargs)
+        if self._nodes.spread is not None and is_imagined():
+            return func(*args, **kwargs)
         # Backward runs in the modes that watch what Python does; what is asked about tensors here is none of that.
         with torch._C.DisableTorchFunction():
             return self._dispatched(func, args, kwargs)
+
+    def _descended(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operator on tensors that have others inside; what it does to those comes here."""
+        if self._descends or not has_spread(types):
+            self._descends = False
+            return NotImplemented
+        with self._nodes.around(func, args[0] if func is CLONE else None), self:
+            self._descends = True
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self._descends = False
 
     def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is DETACH:
@@ -331,6 +358,8 @@ class Recorder(Twins):
             facts = self._facts_of(func)
         if not facts.recorded:
             return func(*args, **kwargs)
+        if facts.waits:
+            return waited(func, args)
         if facts.is_composite and torch.is_inference_mode_enabled():
             # Elsewhere autograd takes it apart before it comes here.
             with self:
@@ -340,7 +369,7 @@ class Recorder(Twins):
         inputs: list[list[int]] = []
         if func is not LIFT_FRESH or args[0].untyped_storage()._cdata in self.watched:
             self._describe(args, inputs)
-        if kwargs:
+        if kwargs and not facts.packs:
             self._describe(kwargs.values(), inputs)
         if self._foreigners and self.replica is not None:
             self.replica.check_foreigners(func, facts, args, kwargs)
@@ -355,7 +384,10 @@ class Recorder(Twins):
         replaced = args[0].untyped_storage() if facts.replaces else None
         if self.in_optimizer:
             assume_read(self.values, func, args)
-        out = self._shapes.run(func, args, kwargs, inputs)
+        if facts.packs or func.namespace == "c10d":
+            out = self.answered(func, args, kwargs)
+        else:
+            out = self._shapes.run(func, args, kwargs, inputs)
         if self.in_optimizer:
             assume_number(self.values, args, out)
 
@@ -380,7 +412,12 @@ class Recorder(Twins):
         elif outputs and not mutates and not on_host and known == len(self.storages):
             flags = [*flags, "view"]
         self._record(facts, flags, inputs, outputs, mutates)
-        self._nodes.ran(len(self.ops) - 1, writes_view, args[0] if func is CLONE else None)
+        if facts.communicates:
+            self.ops[-1]["collective"] = self.collective(func, args, kwargs, out)
+        if self._nodes.spread is not None:
+            self._nodes.inside(func, len(self.ops) - 1)
+        else:
+            self._nodes.ran(len(self.ops) - 1, writes_view, args[0] if func is CLONE else None)
         self.running = outer
         del replaced
         return out
@@ -401,6 +438,8 @@ class Recorder(Twins):
         """The phase that an operator would belong to now."""
         if self.in_optimizer:
             return OPTIMIZER
+        if self._phase_aside is not None:
+            return self._phase_aside
         if _graph_task() != -1:
             return BACKWARD
         return OPTIMIZER if self.after_optimizer else FORWARD
@@ -417,7 +456,9 @@ class Recorder(Twins):
         phase = self.phase()
         row: dict[str, Any] = {"name": facts.name, "phase": phase}
         differentiates: int | None = None
-        if phase is FORWARD:
+        if self._is_aside:
+            pass
+        elif phase is FORWARD:
             if self.call_stack:
                 row["call"] = self.call_stack[-1]
         elif phase is BACKWARD:
@@ -431,8 +472,8 @@ class Recorder(Twins):
                     row["differentiates"] = differentiates
         if flags:
             row["flags"] = flags
-        if facts.communicates:
-            row["collective"] = 0
+        if self.streams.current:
+            row["stream"] = self.streams.current
         if mutates:
             row["mutates"] = mutates
         if inputs:
@@ -453,36 +494,3 @@ class Recorder(Twins):
         self._closed = True
         self.replica = None
         self._guarded.clear()
-
-    # ---- module calls ----
-
-    def enter(self, module: int, inputs: list[Tensor], keywords: list[Tensor]) -> int:
-        """A module's forward begins."""
-        self.after_optimizer = False
-        call = len(self.calls)
-        row: dict[str, Any] = {"module": module}
-        if inputs:
-            row["inputs"] = [self._row_or_add(tensor) for tensor in inputs]
-        if keywords:
-            row["keywords"] = [self._row_or_add(tensor) for tensor in keywords]
-        self.calls.append(row)
-        self.events.append({"enter": call})
-        self.call_stack.append(call)
-        return call
-
-    def _row_or_add(self, tensor: Tensor) -> int:
-        row = self.row_of(tensor)
-        return self.storage_before_step(tensor, "other") if row is None else row
-
-    def exit(self, call: int, outputs: list[Tensor]) -> None:
-        """It returns."""
-        self.call_stack.pop()
-        if outputs:
-            self.calls[call]["outputs"] = [self._row_or_add(tensor) for tensor in outputs]
-        self.events.append({"exit": call})
-
-    def recategorize(self, tensor: Tensor, category: str) -> None:
-        """From now on the tensor's storage counts as another category."""
-        row = self.row_of(tensor)
-        if row is not None and not self._closed:
-            self.events.append({"recategorize": [row, category]})

@@ -35,7 +35,8 @@ class Saved:
     """What autograd holds in place of a saved tensor."""
 
     __slots__ = (
-        "recorder", "op", "row", "layout", "requires_grad", "is_output", "content", "_probe", "_version", "__weakref__",
+        "recorder", "op", "row", "layout", "requires_grad", "is_output", "content", "wrap", "_probe", "_version",
+        "__weakref__",
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder, op: int, row: int, layout: Layout, requires_grad: bool, is_output: bool):
@@ -47,6 +48,8 @@ class Saved:
         self.is_output = is_output
         # What the storage held when it was saved, for functions that look at it in their backward.
         self.content: Any = None
+        # What was around the tensor.
+        self.wrap: Callable[[Tensor], Tensor] | None = None
         self._probe: Tensor | None = None
         self._version = 0
 

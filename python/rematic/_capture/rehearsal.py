@@ -19,8 +19,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from rematic._model.collectives import COLLECTIVES
 from rematic._model.settings import Settings
 from rematic._model.trees import tensors_in
+from rematic._model.wrapped import is_spread
 
 from .arguments import OptimizerChoice, made_optimizer
 from .bystanders import Bystanders
@@ -28,7 +30,6 @@ from .contents import MAX_BYTES
 from .devices import Elsewhere
 from .effects import Effect
 from .errors import UnknownValue, user_line
-from .operators import COLLECTIVES
 from .reading import read_by
 from .readings import (
     BACKWARDS,
@@ -116,6 +117,11 @@ class Rehearsal:
     def _obstacle(self) -> str | None:
         """What to do first, if there is nothing that can be run."""
         held = (*self._model.parameters(), *self._model.buffers(), *self._bystanders.tensors.values())
+        if any(is_spread(tensor) for tensor in held):
+            return (
+                "The model is spread over several ranks, and a real run needs them all. Capture it before it is spread, with real "
+                "weights on the CPU: one real run of the step then tells what they decide."
+            )
         if any(tensor.is_meta for tensor in held):
             return "Give the model with real weights on the CPU: one real run of the step then tells what they decide."
         if any(tensor.is_meta for tensor in tensors_in(self._inputs)):

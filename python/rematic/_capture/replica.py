@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from rematic._model.trees import map_tensors, tensors_in
+from rematic._model.wrapped import inner, is_spread, like
 
 from .errors import CaptureError
 from .operators import Facts
+from .sharding import Sharding
+from .streams import Streams
 
 
 class Replica:
@@ -28,16 +31,22 @@ class Replica:
         # What the storages of the user's model hold, for errors.
         self._parameters: dict[int, str] = {}
         self._buffers: dict[int, str] = {}
+        # How FSDP2 has sharded the model, if it has.
+        self.sharding: Sharding | None = None
+        # What the copy runs on.
+        self.streams = Streams()
 
     def tensor(self, original: Tensor) -> Tensor:
         """The tensor that stands for this one."""
         known = self._tensors.get(id(original))
         if known is not None:
             return known[1]
+        if is_spread(original):
+            return self._spread(original)
         if type(original) not in (Tensor, nn.Parameter, nn.Buffer) and hasattr(original, "__tensor_flatten__"):
             raise CaptureError(
                 f"A tensor of type {type(original).__name__} cannot be captured; capture the model before it is "
-                "sharded, quantized or otherwise wrapped"
+                "quantized or otherwise wrapped"
             )
         if original.layout is not torch.strided:
             raise CaptureError(f"A tensor with layout {original.layout} cannot be captured; make it dense")
@@ -58,6 +67,20 @@ class Replica:
             self.values.append((made, original))
         return made
 
+    def _spread(self, original: Tensor) -> Tensor:
+        """A part of a whole, around what stands for the tensor inside."""
+        wrap = like(original)
+        local = self.tensor(inner(original))
+        assert wrap is not None
+        made = wrap(local.detach())
+        if isinstance(original, nn.Parameter):
+            made = nn.Parameter(made, requires_grad=original.requires_grad)
+            self.values = [pair for pair in self.values if pair[0] is not local]
+        else:
+            made.requires_grad_(original.requires_grad)
+        self._tensors[id(original)] = (original, made)
+        return made
+
     def _memory(self, original: Tensor) -> torch.UntypedStorage:
         """What stands for the storage of this tensor."""
         return torch.UntypedStorage(original.untyped_storage().nbytes(), device="meta")
@@ -66,7 +89,7 @@ class Replica:
         """Whether it is one of the user's model's own."""
         if tensor.layout is not torch.strided:
             return False
-        address = tensor.untyped_storage()._cdata
+        address = inner(tensor).untyped_storage()._cdata
         return address in self._parameters or address in self._buffers
 
     def check_foreigners(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> None:
@@ -84,16 +107,22 @@ class Replica:
     def model(self, model: nn.Module) -> nn.Module:
         """A copy of the model's structure."""
         memo: dict[int, Any] = {}
+        self.sharding = Sharding.of(model)
+        if self.sharding is not None:
+            self.sharding.prepare(memo)
         for module in model.modules():
             for tensors in (module._parameters, module._buffers, module.__dict__):
                 for tensor in tensors_in({k: v for k, v in tensors.items() if not k.startswith("_modules")}):
-                    memo[id(tensor)] = self.tensor(tensor)
+                    if id(tensor) not in memo:
+                        memo[id(tensor)] = self.tensor(tensor)
                     if tensor.grad is not None:
                         memo[id(tensor.grad)] = None
             # A dozen dicts of hooks in every module are empty; to copy them takes longer than all else.
             memo.update((id(hooks), OrderedDict()) for hooks in vars(module).values() if type(hooks) is OrderedDict and not hooks)
         try:
             copied = copy.deepcopy(model, memo)
+            if self.sharding is not None:
+                self.sharding.fill(memo)
         except Exception as error:
             raise CaptureError(
                 f"The structure of {type(model).__name__} cannot be copied ({type(error).__name__}: {error}); "
@@ -102,12 +131,15 @@ class Replica:
             ) from error
         for module in copied.modules():
             module._compiled_call_impl = None
+        if self.sharding is not None:
+            with self.sharding.running_on(self.streams):
+                self._tensors.update(self.sharding.repeat(memo))
         for names, named in (
             (self._parameters, model.named_parameters()),
             (self._buffers, model.named_buffers()),
         ):
             for name, tensor in named:
-                names.setdefault(tensor.untyped_storage()._cdata, name)
+                names.setdefault(inner(tensor).untyped_storage()._cdata, name)
         return copied
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -152,5 +184,5 @@ class Replica:
 
 def _first(names: dict[int, str], value: Any) -> str | None:
     """The name of the first storage in a nested value that has one."""
-    storages = (tensor.untyped_storage()._cdata for tensor in tensors_in(value) if tensor.layout is torch.strided)
+    storages = (inner(tensor).untyped_storage()._cdata for tensor in tensors_in(value) if tensor.layout is torch.strided)
     return next((names[address] for address in storages if address in names), None)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rematic._model.storages import StorageRef
 from rematic._model.trees import map_tensors, tensors_in
+from rematic._model.wrapped import inner
 
 from .operators import ACROSS_DEVICES, Facts
 from .replica import Replica
@@ -45,7 +46,7 @@ class Twins(TorchDispatchMode):
 
     def row_of(self, tensor: Tensor) -> int | None:
         """The row of a tensor's storage, if the trace knows it."""
-        ref = self.watched.get(tensor.untyped_storage()._cdata)
+        ref = self.watched.get(inner(tensor).untyped_storage()._cdata)
         return None if ref is None else ref.row
 
     def storage_before_step(self, tensor: Tensor, category: str) -> int:
@@ -59,8 +60,8 @@ class Twins(TorchDispatchMode):
         """Tensors of other networks, which count once they are met; and the user's own, which stay as they are."""
         for tensor in outside:
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-            self._expected.setdefault(tensor.untyped_storage()._cdata, kind)
-        self._guarded = {tensor.untyped_storage()._cdata for tensor in guarded if tensor.layout is torch.strided}
+            self._expected.setdefault(inner(tensor).untyped_storage()._cdata, kind)
+        self._guarded = {inner(tensor).untyped_storage()._cdata for tensor in guarded if tensor.layout is torch.strided}
 
     def on_device(self, tensor: Tensor) -> Tensor:
         """For a real tensor among those of the step (a batch that the step's function holds): one on the device."""
