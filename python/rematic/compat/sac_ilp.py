@@ -1,8 +1,7 @@
-"""Drop-in replacements for the planners of `torch.distributed._tools.sac_ilp`.
+"""Drop-in for `torch.distributed._tools.sac_ilp`: torch's planners.
 
-A script only changes an import. Arguments and results are torch's; the answers are optimal, where torch stops at a gap of
-5 % or after a time, and come in milliseconds. Torch itself is not needed: a graph is any object like its `Graph`, and
-statistics are any object like its `SACStats`.
+The answers are optimal, where torch stops at a gap of 5 % or after a time, and come in milliseconds. Torch itself is not
+needed: a graph is any object like its `Graph`, and statistics are any object like its `SACStats`.
 """
 
 import logging

@@ -1,0 +1,183 @@
+"""Compares native steps under FSDP2 with what torch's FSDPMemTracker says of the same step; see `run`."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import rematic
+
+BATCH, LENGTH = 2, 128
+SMALL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 1000}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 64}
+# The last has shards of different lengths.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **GROUPED},
+    "mistral": {"model_type": "mistral", "sliding_window": None, **GROUPED},
+    "qwen2": {"model_type": "qwen2", **{name: value for name, value in GROUPED.items() if name != "head_dim"}},
+    "qwen3": {"model_type": "qwen3", **GROUPED},
+    "gpt2": {"model_type": "gpt2", "n_embd": 256, "n_head": 4, "n_layer": 3, "n_positions": 256, "vocab_size": 1000},
+    "uneven": {"model_type": "llama", **GROUPED, "vocab_size": 1003, "intermediate_size": 701},
+}
+RANKS = (2, 8, 64)
+
+# Torch's kinds, by what a trace calls them: it does not tell shards from whole weights, nor buffers from what fills them. Torch's
+# tracker calls a gradient one only when FSDP2 reduces it, and temporary until then.
+KINDS = {
+    ("parameter",): ("Sharded Param", "Unsharded Param"),
+    ("buffer",): ("Buffer",),
+    ("gradient", "temp"): ("Sharded Grad", "Unsharded Grad", "Temp", "Reduce Scatter"),
+    ("activation",): ("Activation",),
+    ("optimizer",): ("OptState",),
+    ("other",): ("Inputs", "All Gather"),
+}
+# How operators of a trace are called by FSDP2, which calls them through others of its own.
+CALLED = {
+    "split_with_sizes_copy.out": "split_with_sizes_copy.default",
+    "_chunk_cat.out": "chunk_cat_mixed_dtype.default",
+}
+BLOCK = 512
+
+
+class Tracker(FSDPMemTracker):
+    """Torch's, which also writes down the total after every operator, without the gradient that it holds itself: a variable of
+    it keeps the last gradient of a unit until FSDP2 has reduced the unit."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.timeline: list[tuple[str, int]] | None = None
+        self._held = self._own = 0
+
+    def _fsdp_param_group_post_backward(self, fsdp_mod: Any, original: Any) -> Any:
+        reduce = super()._fsdp_param_group_post_backward(fsdp_mod, original)
+
+        def around(*args: Any, **kwargs: Any) -> None:
+            last = fsdp_mod._get_fsdp_state()._fsdp_param_group.fsdp_params[-1]._unsharded_param.grad
+            self._held = 0 if last is None else -(-last.untyped_storage().nbytes() // BLOCK) * BLOCK
+            del last
+            reduce(*args, **kwargs)
+            self._held = self._own = 0
+
+        return around
+
+    def start(self) -> None:
+        """Begins to write down, and forgets what earlier steps reached."""
+        self.timeline = []
+        self._peak_mem_snap = self.get_tracker_snapshot()
+        self._peak_mem = {device: snapshot["Total"] for device, snapshot in self._peak_mem_snap.items()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if result is not NotImplemented and self.timeline is not None:
+            name = str(func).split(".", 1)[1]
+            if "reduce_scatter" in name:
+                # FSDP2 let go of the gradients when it had packed them.
+                self._own = self._held
+            total = self._curr_mem_snap.get(torch.device("cuda:0"), {}).get("Total", 0)
+            self.timeline.append((name, total - self._own))
+        return result
+
+
+def sharded(config: dict[str, Any], dtype: torch.dtype, ranks: int, mixed: bool, reshard: bool) -> nn.Module:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    raw = dict(config)
+    made = CONFIG_MAPPING[raw.pop("model_type")](**raw)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(made, attn_implementation="sdpa", dtype=dtype)
+    model.train()
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+    mesh = dist.init_device_mesh("cuda", (ranks,))
+    body = getattr(model, model.base_model_prefix)
+    for layer in getattr(body, "layers", None) or body.h:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def theirs(config: dict[str, Any], ranks: int, mixed: bool, reshard: bool) -> tuple[dict[str, int], list[tuple[str, int]]]:
+    """The peak by kind, and the total after every operator, of the third step."""
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    model = sharded(config, torch.float32 if mixed else torch.bfloat16, ranks, mixed, reshard)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="cuda")
+    tracker = Tracker(model, optimizer)
+    tracker.track_inputs((tokens,))
+    with tracker:
+        for step in range(3):
+            if step == 2:
+                gc.collect()
+                tracker.start()
+            output = model(input_ids=tokens, labels=tokens, use_cache=False)
+            output.loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            tracker.reset_mod_stats()
+    dist.destroy_process_group()
+    peak = tracker.get_tracker_snapshot("peak")[torch.device("cuda:0")]
+    assert tracker.timeline is not None
+    return {getattr(kind, "value", kind): size for kind, size in peak.items()}, tracker.timeline
+
+
+def differences(name: str, ranks: int, mixed: bool, reshard: bool) -> list[str]:
+    """What is unlike, in words."""
+    peak, timeline = theirs(CONFIGS[name], ranks, mixed, reshard)
+    step = rematic.Trace.model(CONFIGS[name], batch=BATCH, seq=LENGTH, dtype="bf16", optimizer="adamw")
+    ours = step.fsdp(ranks, mixed=mixed, reshard=reshard)
+    found = []
+    if ours.peak() != peak["Total"]:
+        found.append(f"peak {ours.peak():,} for {peak['Total']:,}")
+    categories = ours.categories()
+    for own, kinds in KINDS.items():
+        size, of_torch = sum(categories[name] for name in own), sum(peak[kind] for kind in kinds)
+        if size != of_torch:
+            found.append(f"{' and '.join(own)} {size:,} for {of_torch:,}")
+    return found + compared([(op.name, total) for op, total in zip(ours.ops, ours.timeline())], timeline)
+
+
+def compared(own: list[tuple[str, int]], theirs: list[tuple[str, int]]) -> list[str]:
+    """The total after every operator. Torch's tracker sees more of them than a trace has: views, and marks of its profiler."""
+    at = missing = unlike = 0
+    # `backward()` holds the gradient of the loss, a block, until all is reduced; a trace lets go of it before the last unit is.
+    last = max(place for place, (name, _) in enumerate(own) if name == "_chunk_cat.out")
+    for place, (name, total) in enumerate(own):
+        if place >= last and name in ("_chunk_cat.out", "_reduce_scatter_base_.default"):
+            total += BLOCK
+        names = (name, CALLED.get(name, name))
+        found = next((other for other in range(at, len(theirs)) if theirs[other][0] in names), None)
+        if found is None:
+            missing += 1
+            continue
+        at = found + 1
+        unlike += theirs[found][1] != total
+    said = [f"{missing} of {len(own)} operators not found"] if missing else []
+    return [*said, f"the total after {unlike} of {len(own)} operators"] if unlike else said
+
+
+def main() -> None:
+    import transformers.masking_utils
+
+    transformers.masking_utils.find_packed_sequence_indices = lambda *_, **__: None
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    names = sys.argv[1:] or list(CONFIGS)
+    wrong = 0
+    for name, ranks, mixed, reshard in itertools.product(names, RANKS, (False, True), (True, False)):
+        found = differences(name, ranks, mixed, reshard)
+        wrong += bool(found)
+        how = f"{ranks:2} ranks, {'mixed' if mixed else 'bf16'}, {'resharded' if reshard else 'not resharded'}"
+        print(f"{name:8} {how:31} {'; '.join(found) or 'equal'}", flush=True)
+    print(f"{wrong} unlike")
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
