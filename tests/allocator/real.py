@@ -17,23 +17,40 @@ import models
 
 def train(model: models.Model, plan: str) -> dict[str, object]:
     """Three steps; the counters of the third."""
-    import transformers.masking_utils
-
-    # It asks the device whether sequences are packed; on real data they are not, on zeros it thinks they are.
-    transformers.masking_utils.find_packed_sequence_indices = lambda *_, **__: None
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    without_values()
     torch.backends.cudnn.enabled = False
     if "REQUESTS" in os.environ:
         torch.cuda.memory._record_memory_history(max_entries=10**7, context="all", stacks="python")
     module = models.built(model, "cuda")
-    batch = model.batch()
-    moved = {value: value.to("cuda") for value in set(filter(torch.is_tensor, batch.values()))}
-    batch = {name: moved[value] if torch.is_tensor(value) else value for name, value in batch.items()}
     if plan != "-":
         import rematic
 
         # Nothing is computed on the fake GPU, so there are no numbers to compare.
         rematic.apply(module, rematic.Plan.load(plan), audit=0)
+    stats = three_steps(model, module)
+    if "REQUESTS" in os.environ:
+        write_requests(f"{os.environ['REQUESTS']}/{os.path.basename(plan)}.real")
+    return {
+        "plan": plan,
+        **peaks(stats),
+        "retries": stats["num_alloc_retries"],
+    }
+
+
+def without_values() -> None:
+    """What would ask the device for values does not."""
+    import transformers.masking_utils
+
+    # It asks whether sequences are packed; on real data they are not, on zeros it thinks they are.
+    transformers.masking_utils.find_packed_sequence_indices = lambda *_, **__: None
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def three_steps(model: models.Model, module: torch.nn.Module) -> dict[str, int]:
+    """Trains; what the allocator counts, its peaks those of the third step."""
+    batch = model.batch()
+    moved = {value: value.to("cuda") for value in set(filter(torch.is_tensor, batch.values()))}
+    batch = {name: moved[value] if torch.is_tensor(value) else value for name, value in batch.items()}
     optimizer = models.OPTIMIZERS[model.optimizer](module.parameters())
     for step in range(3):
         if step == 2:
@@ -43,16 +60,11 @@ def train(model: models.Model, plan: str) -> dict[str, object]:
         value.backward()
         optimizer.step()
         optimizer.zero_grad()
-    stats = torch.cuda.memory_stats()
-    if "REQUESTS" in os.environ:
-        write_requests(f"{os.environ['REQUESTS']}/{os.path.basename(plan)}.real")
-    return {
-        "plan": plan,
-        "requested": stats["requested_bytes.all.peak"],
-        "allocated": stats["allocated_bytes.all.peak"],
-        "reserved": stats["reserved_bytes.all.peak"],
-        "retries": stats["num_alloc_retries"],
-    }
+    return torch.cuda.memory_stats()
+
+
+def peaks(stats: dict[str, int]) -> dict[str, int]:
+    return {kind: stats[f"{kind}_bytes.all.peak"] for kind in ("requested", "allocated", "reserved")}
 
 
 def write_requests(path: str) -> None:

@@ -13,7 +13,7 @@ import tempfile
 from functools import partial
 
 import torch
-from real import in_child
+from real import in_child, peaks, three_steps, without_values
 
 import models
 
@@ -63,11 +63,7 @@ def shard(module: torch.nn.Module, gpus: int, groups: int, rank: int, reshard: b
 
 def train(name: str, how: tuple, plan: str | None) -> dict[str, int]:
     """Three steps; the counters of the third."""
-    import transformers.masking_utils
-
-    # It asks the device whether sequences are packed; on real data they are not, on zeros it thinks they are.
-    transformers.masking_utils.find_packed_sequence_indices = lambda *_, **__: None
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    without_values()
     model = model_of(name, how[-1])
     module = models.built(model, "meta")
     shard(module, *how)
@@ -77,20 +73,7 @@ def train(name: str, how: tuple, plan: str | None) -> dict[str, int]:
 
         # Nothing is computed on the fake GPU, so there are no numbers to compare.
         rematic.apply(module, rematic.Plan.load(plan), audit=0)
-    batch = model.batch()
-    moved = {value: value.to("cuda") for value in set(filter(torch.is_tensor, batch.values()))}
-    batch = {key: moved[value] if torch.is_tensor(value) else value for key, value in batch.items()}
-    optimizer = models.OPTIMIZERS[model.optimizer](module.parameters())
-    for step in range(3):
-        if step == 2:
-            torch.cuda.reset_peak_memory_stats()
-        output = module(**batch) if "tokens" not in batch else module(batch["tokens"])
-        value = models.loss(output)
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    stats = torch.cuda.memory_stats()
-    return {kind: stats[f"{kind}_bytes.all.peak"] for kind in ("requested", "allocated", "reserved")}
+    return peaks(three_steps(model, module))
 
 
 def asked(command: str, *arguments: str) -> dict:
