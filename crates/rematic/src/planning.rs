@@ -4,7 +4,7 @@ use std::time::Duration;
 use rayon::prelude::*;
 use rematic_cost::{Device, Measured};
 use rematic_plan::{Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
-use rematic_report::{CurvePoint, CurveReport, Memory, MilpReport, OnDevice, Pace, PlanReport, Style};
+use rematic_report::{CurvePoint, CurveReport, Memory, MilpReport, OnDevice, Pace, PlanReport, Setup, Style};
 use rematic_torch::MilpOutcome;
 use rematic_trace::{Bytes, Flops, Millis, Opt, StepTrace, Verdict};
 
@@ -88,7 +88,7 @@ impl PlanAnswer {
     #[must_use]
     pub fn text(&self, style: Style) -> String {
         match &self.milp {
-            Some(milp) => self.milp_report(milp).text(style),
+            Some(milp) => self.milp_report(milp, &self.setup()).text(style),
             None => self.report().text(style),
         }
     }
@@ -97,7 +97,7 @@ impl PlanAnswer {
     #[must_use]
     pub fn json(&self) -> String {
         match &self.milp {
-            Some(milp) => self.milp_report(milp).json(),
+            Some(milp) => self.milp_report(milp, &self.setup()).json(),
             None => self.report().json(),
         }
     }
@@ -133,8 +133,13 @@ impl PlanAnswer {
         PlanAnswer { verdict, ..self }
     }
 
-    fn milp_report<'a>(&'a self, milp: &'a MilpAnswer) -> MilpReport<'a> {
+    fn setup(&self) -> Setup {
+        Setup::new(&self.trace, &self.device.name)
+    }
+
+    fn milp_report<'a>(&'a self, milp: &'a MilpAnswer, setup: &'a Setup) -> MilpReport<'a> {
         MilpReport {
+            setup,
             trace: &self.trace,
             budget: self.document.budget_bytes,
             baseline: milp.baseline,
@@ -171,6 +176,8 @@ impl PlanAnswer {
 /// Budget against time.
 #[derive(Clone, Debug)]
 pub struct CurveAnswer {
+    /// What the step is trained with.
+    pub setup: Setup,
     /// The largest budget first.
     pub points: Vec<CurvePoint>,
     /// The device.
@@ -184,9 +191,9 @@ pub struct CurveAnswer {
 impl CurveAnswer {
     /// What the command line says about it.
     #[must_use]
-    pub fn report<'a>(&'a self, model: &'a str) -> CurveReport<'a> {
-        let CurveAnswer { points, device, step, measured } = self;
-        CurveReport { model, step: *step, points, device: &device.product, measured: measured.as_ref() }
+    pub fn report(&self) -> CurveReport<'_> {
+        let CurveAnswer { setup, points, device, step, measured } = self;
+        CurveReport { setup, step: *step, points, device: &device.product, measured: measured.as_ref() }
     }
 }
 
@@ -274,6 +281,7 @@ impl Study {
             lower_bound_ms: solution.lower_bound,
         };
         Ok(CurveAnswer {
+            setup: self.setup(),
             points: curve.into_iter().zip(known).map(point).collect(),
             device: self.target.device.clone(),
             step: self.pace().step,
