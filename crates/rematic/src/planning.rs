@@ -10,7 +10,7 @@ use rematic_trace::{Bytes, Flops, Millis, Opt, StepTrace, Verdict};
 
 use crate::error::Error;
 use crate::milp::MilpAnswer;
-use crate::room::{Fitting, Found, Search};
+use crate::room::{Fitting, Found, Searches};
 use crate::study::Study;
 
 /// How to plan.
@@ -197,8 +197,9 @@ impl CurveAnswer {
     }
 }
 
-/// The planners by the replay, the better one first.
-pub(crate) const BOTH: [Search; 2] = [Problem::exact, Problem::greedy];
+/// The planners by the replay: for a device, greedy plans are looked at too, which may reserve less.
+pub(crate) const EXACT: Searches = Searches { asked: &[Problem::quick, Problem::quick_greedy], last: Problem::exact };
+const GREEDY: Searches = Searches { asked: &[Problem::quick_greedy], last: Problem::greedy };
 
 impl Study {
     /// Finds what to drop and recompute so that the step fits: a budget for what tensors take; or without one the device,
@@ -213,9 +214,9 @@ impl Study {
         }
         let for_device = budget.is_none();
         let budget = budget.unwrap_or_else(|| self.room());
-        let searches: &[Search] = match planner {
-            Planner::Exact => &BOTH,
-            Planner::Greedy => &BOTH[1..],
+        let searches = match planner {
+            Planner::Exact => EXACT,
+            Planner::Greedy => GREEDY,
             Planner::Milp(settings) => return Ok(self.milp(settings, budget)?.held_to(for_device)),
         };
         let problem = self.problem()?;
@@ -223,7 +224,7 @@ impl Study {
             if for_device {
                 return self.for_device(problem, searches);
             }
-            let outcome = (searches[0])(problem, budget);
+            let outcome = (searches.last)(problem, budget);
             let memory = self.memory_under(problem, &outcome.solution.checkpoints);
             Found { outcome, budget, memory }
         })?;
@@ -234,11 +235,11 @@ impl Study {
     }
 
     /// The plan under which the step fits the device.
-    pub(crate) fn for_device(&self, problem: &Problem, searches: &[Search]) -> Found {
+    pub(crate) fn for_device(&self, problem: &Problem, searches: Searches) -> Found {
         if self.is_cuda() {
             return Fitting::new(self, problem, searches).find();
         }
-        Found { outcome: (searches[0])(problem, self.room()), budget: self.room(), memory: None }
+        Found { outcome: (searches.last)(problem, self.room()), budget: self.room(), memory: None }
     }
 
     /// The same answer for a larger budget, within which its plan is too.
