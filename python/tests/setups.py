@@ -23,7 +23,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", DECODER | {"head_dim": 32, "tie_word_embeddings": True}),
 }
 SIZES = ["--batch", "2", "--seq", "64"]
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def built(family: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, dict[str, Any]]:

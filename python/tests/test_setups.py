@@ -14,7 +14,19 @@ import rematic
 from adapters import with_adapters
 from canonical import difference, timeline
 from rematic._capture.step import document_of_step as capture
-from setups import FAMILIES, SIZES, Lion, Muon, built, comparable, config_file, frozen, step, with_chunked_loss, with_lora
+from setups import (
+    FAMILIES,
+    SIZES,
+    Lion,
+    Muon,
+    built,
+    comparable,
+    config_file,
+    frozen,
+    step,
+    with_chunked_loss,
+    with_lora,
+)
 from test_capture_parity import Stats, unpacked  # noqa: F401
 
 ADAMW = functools.partial(torch.optim.AdamW, fused=True)

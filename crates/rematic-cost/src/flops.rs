@@ -44,6 +44,8 @@ pub enum Formula {
     None,
     /// A matmul of the two inputs that begin at this position.
     Matmul(usize),
+    /// A matmul of the second and third input, added to the first in place.
+    AddedMatmul,
     /// A batched matmul of the two inputs that begin at this position.
     BatchedMatmul(usize),
     /// A convolution of input and weight, plain or transposed.
@@ -71,6 +73,7 @@ impl Formula {
         match operator {
             "mm" | "_scaled_mm" => Formula::Matmul(0),
             "addmm" => Formula::Matmul(1),
+            "addmm_" => Formula::AddedMatmul,
             "bmm" => Formula::BatchedMatmul(0),
             "baddbmm" => Formula::BatchedMatmul(1),
             "convolution"
@@ -102,6 +105,9 @@ impl Formula {
         let count = match self {
             Formula::None => None,
             Formula::Matmul(first) => matmul(shape(first), shape(first + 1)),
+            // Torch's counter does not know it.
+            Formula::AddedMatmul if rule == CostRule::Torch => None,
+            Formula::AddedMatmul => matmul(shape(1), shape(2)),
             Formula::BatchedMatmul(first) => batched_matmul(shape(first), shape(first + 1)),
             Formula::Convolution => {
                 let output = outputs.first().map(|layout| layout.shape.as_slice());
@@ -126,7 +132,7 @@ impl Formula {
             Formula::None => return None,
             Formula::Matmul(first) | Formula::BatchedMatmul(first) => first,
             Formula::Convolution | Formula::Attention | Formula::Recurrent { .. } => 0,
-            Formula::ConvolutionBackward | Formula::AttentionBackward => 1,
+            Formula::AddedMatmul | Formula::ConvolutionBackward | Formula::AttentionBackward => 1,
         };
         inputs.get(factor).map(|layout| layout.dtype)
     }
@@ -285,6 +291,7 @@ mod tests {
     fn matmuls_count_two_per_product() {
         assert_eq!(physical("mm", &[&[2, 3], &[3, 5]], &[]), 60);
         assert_eq!(physical("addmm", &[&[5], &[2, 3], &[3, 5]], &[]), 60);
+        assert_eq!(physical("addmm_", &[&[2, 5], &[2, 3], &[3, 5]], &[]), 60);
         assert_eq!(physical("_scaled_mm", &[&[2, 3], &[3, 5], &[], &[]], &[]), 60);
         assert_eq!(physical("bmm", &[&[7, 2, 3], &[7, 3, 5]], &[]), 420);
         assert_eq!(physical("baddbmm", &[&[7, 2, 5], &[7, 2, 3], &[7, 3, 5]], &[]), 420);

@@ -118,9 +118,8 @@ impl Tape {
             }
         });
         // They refer to the tape; without this the two would keep each other alive.
-        let owned = self.with(|state| {
-            [&mut state.parameters, &mut state.buffers, &mut state.frozen].map(std::mem::take)
-        });
+        let owned =
+            self.with(|state| [&mut state.parameters, &mut state.buffers, &mut state.frozen].map(std::mem::take));
         drop(owned);
         result
     }

@@ -10,6 +10,9 @@ use crate::style::{Sentence, Style, Tone};
 /// What stands between the parts of the line.
 const BETWEEN: &str = " · ";
 
+/// Parts of up to so many bytes stay on one line of a narrow terminal.
+const SHORT: usize = 24;
+
 /// Optimizers as people write them; others are written as the step says.
 const OPTIMIZERS: [(&str, &str); 13] = [
     ("adam", "Adam"),
@@ -39,8 +42,7 @@ const LORA: &str = "lora";
 const LORA_TARGETS: &str = "lora-targets";
 const FREEZE: &str = "freeze";
 const LOSS: &str = "loss";
-const SAID: [&str; 11] =
-    [BATCH, SEQ, DTYPE, OPTIMIZER, SHARDS, AUTOCAST, ACCUMULATE, LORA, LORA_TARGETS, FREEZE, LOSS];
+const SAID: [&str; 11] = [BATCH, SEQ, DTYPE, OPTIMIZER, SHARDS, AUTOCAST, ACCUMULATE, LORA, LORA_TARGETS, FREEZE, LOSS];
 
 /// What a step is trained with and on, whether it was asked for or assumed: the first line of every answer.
 #[derive(Clone, Debug)]
@@ -86,8 +88,7 @@ impl Setup {
         let (origin, gpus) = (&trace.origin, trace.place.ranks());
         let facts = origin.facts();
         let is_other = |(name, _): &&(String, String)| !SAID.contains(&name.as_str());
-        let said =
-            [precision(origin), trained(origin), optimizer(origin), sizes(origin), Some(devices(device, gpus))];
+        let said = [precision(origin), trained(origin), optimizer(origin), sizes(origin), Some(devices(device, gpus))];
         let number = |name: &str| find(origin, name).and_then(|value| value.parse().ok());
         let text = |name: &str| find(origin, name).map(str::to_owned);
         Setup {
@@ -120,7 +121,7 @@ impl Setup {
     /// The line, without the model.
     #[must_use]
     pub fn words(&self) -> String {
-        self.parts.iter().map(|part| unbroken(part)).collect::<Vec<_>>().join(BETWEEN)
+        self.parts.join(BETWEEN)
     }
 
     /// What the line does not say: the attention kernel, versions, what capture saw.
@@ -134,11 +135,13 @@ impl Setup {
 
     /// The line.
     pub(crate) fn text(&self, style: Style) -> String {
+        let whole = |part: &String| if part.len() <= SHORT { unbroken(part) } else { part.clone() };
+        let words = self.parts.iter().map(whole).collect::<Vec<_>>().join(BETWEEN);
         style.sentence(&Sentence {
             lead: (&self.model, Tone::Strong),
             head: "",
             gap: BETWEEN,
-            tail: (&self.words(), Tone::Quiet),
+            tail: (&words, Tone::Quiet),
         })
     }
 }
@@ -236,6 +239,23 @@ mod tests {
         trace.origin.note("shards", "fp32");
         trace.place.axes.push(Axis { name: "dp".to_owned(), size: 8, coordinate: 0 });
         assert_eq!(words(&trace), "llama-3-8b · mixed bf16 (fp32 shards) · AdamW fused · 1 × 4096 · 8 × A100-80\n");
+    }
+
+    #[test]
+    fn what_is_trained_is_said() {
+        let sizes = [("batch", "2"), ("seq", "64"), ("optimizer", "adamw8bit")];
+        let words = |facts: &[(&str, &str)]| Setup::new(&step(&[&sizes[..], facts].concat()), "h100").words();
+        let mixed = [("dtype", "f32"), ("autocast", "bf16"), ("accumulate", "4")];
+        assert_eq!(words(&mixed), "mixed bf16 (fp32 parameters) · AdamW 8-bit · 4 micro-batches of 2 × 64 · H100");
+        let adapters = [("dtype", "bf16"), ("lora", "8"), ("lora-targets", "q_proj,v_proj"), ("loss", "chunked")];
+        assert_eq!(
+            words(&adapters),
+            "bf16 (adapters fp32) · LoRA of rank 8 (q_proj, v_proj) · chunked loss · AdamW 8-bit · 2 × 64 · H100"
+        );
+        let half = [("dtype", "f32"), ("autocast", "f16"), ("freeze", "a.*,b.*")];
+        let said =
+            "mixed fp16 (fp32 parameters, without the loss scaler) · frozen: a.*, b.* · AdamW 8-bit · 2 × 64 · H100";
+        assert_eq!(words(&half), said);
     }
 
     #[test]

@@ -143,7 +143,11 @@ pub const PRECISIONS: &[Named<Precision>] = &[
 /// `loss`.
 pub const LOSSES: &[Named<LossKind>] = &[
     named("plain", LossKind::Plain, "From the logits of all positions, as Hugging Face's models do"),
-    named("chunked", LossKind::Chunked, "Over 8 parts of the positions, with logits that are not kept: rematic.chunked_loss"),
+    named(
+        "chunked",
+        LossKind::Chunked,
+        "Over 8 parts of the positions, with logits that are not kept: rematic.chunked_loss",
+    ),
 ];
 /// `reshard`.
 pub const RESHARD: &[Named<Reshard>] = &[

@@ -55,7 +55,8 @@ impl Recipe {
     #[must_use]
     pub fn from_facts(facts: &[(String, String)]) -> Self {
         let find = |name: &str| facts.iter().find(|fact| fact.0 == name).map(|fact| fact.1.as_str());
-        let list = |name: &str| find(name).map_or_else(Vec::new, |text| text.split(BETWEEN).map(str::to_owned).collect());
+        let list =
+            |name: &str| find(name).map_or_else(Vec::new, |text| text.split(BETWEEN).map(str::to_owned).collect());
         let number = |name: &str| find(name).and_then(|text| text.parse().ok());
         let lora = find(LORA).and_then(|rank| rank.parse().ok());
         Recipe {
@@ -104,7 +105,11 @@ impl Recipe {
             return Err(out_of_range(ACCUMULATE, count, &rule));
         }
         if self.loss == Some(LossKind::Chunked) && matches!(architecture, Architecture::Seed(_)) {
-            return Err(out_of_range(LOSS, CHUNKED, &format!("the loss of {name} is the sum of its output; leave it out")));
+            return Err(out_of_range(
+                LOSS,
+                CHUNKED,
+                &format!("the loss of {name} is the sum of its output; leave it out"),
+            ));
         }
         let Some(lora) = &mut self.lora else { return Ok(self) };
         if !(1..=HIGHEST_RANK).contains(&lora.rank) {

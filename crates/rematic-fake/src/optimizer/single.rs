@@ -102,7 +102,7 @@ fn orthogonalized(update: &Tensor, gradient: &Tensor) -> Tensor {
     }
     {
         let norm = {
-            let norm = matrix.vector_norm(&[]);
+            let norm = matrix.vector_norm(None);
             norm.map("clamp.default")
         };
         matrix.change("div_.Tensor", &[&norm]);
@@ -132,7 +132,7 @@ pub(super) fn adafactor(tape: &Tape, parameters: &[(Tensor, Tensor, &[Tensor])])
     for (parameter, gradient, states) in parameters {
         on_host(tape, "add_.Tensor", 1);
         on_host(tape, "_local_scalar_dense.default", 1);
-        read(parameter.vector_norm(&[]));
+        read(parameter.vector_norm(None));
         let estimate = match *states {
             [rows, columns] => {
                 let last = gradient.shape().len().saturating_sub(1);
@@ -163,14 +163,14 @@ pub(super) fn adafactor(tape: &Tape, parameters: &[(Tensor, Tensor, &[Tensor])])
         estimate.change("rsqrt_.default", &[]);
         drop(held_update.replace(estimate.clone()));
         estimate.change("mul_.Tensor", &[gradient]);
-        read(estimate.vector_norm(&[]));
+        read(estimate.vector_norm(None));
         parameter.change("add_.Tensor", &[&estimate]);
     }
 }
 
 /// The mean of squares along a dimension.
 fn mean_square(gradient: &Tensor, dim: usize) -> Tensor {
-    let norm = gradient.vector_norm(&[dim]);
+    let norm = gradient.vector_norm(Some(dim));
     norm.change("pow_.Scalar", &[]);
     norm.change("div_.Tensor", &[]);
     norm
@@ -184,22 +184,17 @@ fn read(number: Tensor) {
 }
 
 impl Tensor {
-    /// The norm along some dimensions, which stay with extent 1; along all without any.
-    fn vector_norm(&self, dims: &[usize]) -> Tensor {
-        let kept: Vec<u64> =
-            self.shape().iter().enumerate().map(|(dim, &extent)| if dims.contains(&dim) { 1 } else { extent }).collect();
-        let shape: &[u64] = if dims.is_empty() { &[] } else { &kept };
-        let layout = Layout::contiguous(self.dtype(), shape);
+    /// The norm along a dimension, which stays with extent 1; of all without one.
+    fn vector_norm(&self, dim: Option<usize>) -> Tensor {
+        let shape = dim.map_or_else(Vec::new, |dim| self.reduced_shape(&[dim], true));
+        let layout = Layout::contiguous(self.dtype(), &shape);
         self.tape().launch_one(Kernel::new("linalg_vector_norm.default", &[self], vec![Out::New(layout)]))
     }
 
     /// The mean along the last dimension but one, which stays with extent 1.
     fn mean_of_rows(&self) -> Tensor {
-        let mut shape = self.shape().to_vec();
-        if let [.., rows, _] = shape.as_mut_slice() {
-            *rows = 1;
-        }
-        let layout = Layout::contiguous(self.dtype(), &shape);
+        let rows = self.shape().len().saturating_sub(2);
+        let layout = Layout::contiguous(self.dtype(), &self.reduced_shape(&[rows], true));
         self.tape().launch_one(Kernel::new("mean.dim", &[self], vec![Out::New(layout)]))
     }
 

@@ -16,7 +16,10 @@ fn counts_of_a_recipe_are_whole_numbers_from_1() {
 
 #[test]
 fn adapters_of_layers_that_are_not_there_are_refused() {
-    says("stats gpt2 --lora 8 --lora-targets q_proj", &["lora-targets is `q_proj`", "no linear layer", "c_attn, c_proj, c_fc"]);
+    says(
+        "stats gpt2 --lora 8 --lora-targets q_proj",
+        &["lora-targets is `q_proj`", "no linear layer", "c_attn, c_proj, c_fc"],
+    );
     says("stats llama-3-8b --layers 1 --lora 8 --lora-targets q_proj,query", &["`query`", "q_proj, k_proj, v_proj"]);
     says("stats seed-transformer --lora 8", &["PEFT knows no layers of seed-transformer", "--lora-targets"]);
     says("stats gpt2 --lora-targets c_attn", &["--lora <RANK>"]);
