@@ -20,6 +20,8 @@
 pub mod cli;
 mod connection;
 mod error;
+mod foreign;
+mod hub;
 mod milp;
 pub mod options;
 mod pace;
@@ -33,6 +35,7 @@ mod target;
 
 pub use connection::{Link, Network, NoConnection};
 pub use error::Error;
+pub use foreign::{Foreign, PYTHON};
 pub use milp::{MilpAnswer, replay_milp};
 pub use page::{PageAnswer, PageOptions};
 pub use planning::{CurveAnswer, MilpSettings, PlanAnswer, Planner};
