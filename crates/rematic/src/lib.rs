@@ -54,7 +54,7 @@ pub use rematic_rehearsal::{Card, Record, Rehearsal, RehearsalError};
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
     ChromeTrace, CurvePoint, CurveReport, ExplanationReport, Memory, MilpReport, Pace, PlanReport, Prediction,
-    RehearsalReport, SavedPage, SavedReport, SnapshotPage, SnapshotReport, StatsReport, Style, devices_json,
+    RehearsalReport, SavedPage, SavedReport, Setup, SnapshotPage, SnapshotReport, StatsReport, Style, devices_json,
     devices_text, models_json, models_text, plan_html, plan_python, timeline_csv, trace_html, variants_html,
     variants_text, visible,
 };
