@@ -166,7 +166,11 @@ impl Trace {
             Source::open(name).map_err(exception)?
         };
         let source = match source {
-            Source::Foreign(model) => Source::Foreign(model.by(py.import("sys")?.getattr("executable")?.extract::<PathBuf>()?)),
+            // This Python captures it, if it knows what it was started as.
+            Source::Foreign(model) => match py.import("sys")?.getattr("executable")?.extract::<Option<PathBuf>>()? {
+                Some(python) if !python.as_os_str().is_empty() => Source::Foreign(model.by(python)),
+                _ => Source::Foreign(model),
+            },
             known => known,
         };
         interruptible(py, &Cancel::default(), move || source.trace(&options))?.map(Trace::new).map_err(exception)

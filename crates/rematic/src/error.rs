@@ -186,15 +186,16 @@ pub enum Error {
     },
     /// No Python can capture the model.
     #[error(
-        "{name}: model_type `{model_type}` has no native model, so its step is captured with transformers, and {} rematic and \
-         transformers; install them, and run it again:\n  pip install rematic torch transformers\n  {}=python3 rematic stats {name}",
-        no_python(tried), crate::PYTHON
+        "{why}. Its step can be captured with transformers, but {} rematic and transformers; install them, and run it again:\n  \
+         pip install rematic torch transformers\n  {}=python3 rematic stats {name}",
+        no_python(tried),
+        crate::PYTHON
     )]
     NoPython {
         /// The model.
         name: String,
-        /// Its type.
-        model_type: String,
+        /// Why it is not native.
+        why: String,
         /// The Pythons that were tried.
         tried: Vec<String>,
     },

@@ -9,8 +9,8 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rematic_fake::FakeError;
 use rematic_fake::models::Options;
+use rematic_fake::{FakeError, Optimizer};
 use rematic_trace::{Opt, StepTrace};
 use serde_json::{Value, json};
 
@@ -30,11 +30,12 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The most of an error that is shown.
 const LONGEST_REASON: usize = 2_000;
 
-/// A config of a type that no native model has.
+/// A config that no native model has.
 #[derive(Clone, Debug)]
 pub struct Foreign {
     name: String,
-    model_type: String,
+    /// Why it is not native.
+    why: String,
     config: String,
     python: Option<OsString>,
 }
@@ -50,10 +51,10 @@ enum Ended {
 }
 
 impl Foreign {
-    pub(crate) fn new(name: &str, model_type: &str, config: &str) -> Self {
+    pub(crate) fn new(name: &str, why: &str, config: &str) -> Self {
         Foreign {
             name: name.to_owned(),
-            model_type: model_type.to_owned(),
+            why: why.to_owned(),
             config: config.to_owned(),
             python: env::var_os(PYTHON).filter(|python| !python.is_empty()),
         }
@@ -86,12 +87,13 @@ impl Foreign {
             }
         }
         let tried: Vec<String> = tried.iter().map(|python| python.to_string_lossy().into_owned()).collect();
-        Err(Error::NoPython { name: self.name.clone(), model_type: self.model_type.clone(), tried })
+        Err(Error::NoPython { name: self.name.clone(), why: self.why.clone(), tried })
     }
 
     /// What Python is asked. Every option is here, or refused by its name.
     fn request(&self, options: &Options) -> Result<Value, Error> {
-        let &Options { batch, seq, dtype, optimizer, attention, layers, dropout, dim, heads, vocab, tp, tp_rank } = options;
+        let &Options { batch, seq, dtype, optimizer, attention, layers, dropout, dim, heads, vocab, tp, tp_rank } =
+            options;
         let others = [
             ("dim", dim.is_some()),
             ("heads", heads.is_some()),
@@ -100,12 +102,8 @@ impl Foreign {
             ("tp-rank", tp_rank.is_some()),
         ];
         if let Some((name, _)) = others.into_iter().find(|(_, given)| *given) {
-            let known = ["batch", "seq", "dtype", "optimizer", "attention", "layers", "dropout"].map(|name| Opt(name).to_string());
-            return Err(Error::Model(FakeError::UnknownOption {
-                model: format!("`{}`, which is captured with transformers,", self.name),
-                name: Opt(name).to_string(),
-                known: known.join(", "),
-            }));
+            let model = format!("{}, which is captured with transformers,", self.name);
+            return Err(FakeError::unknown_option(&model, Opt(name)).into());
         }
         let config: Value = serde_json::from_str(self.config.strip_prefix('\u{feff}').unwrap_or(&self.config))
             .map_err(|error| self.failed(&error))?;
@@ -115,7 +113,8 @@ impl Foreign {
             "batch": batch,
             "seq": seq,
             "dtype": dtype.map(|dtype| dtype.spelled().to_string()),
-            "optimizer": optimizer.unwrap_or_default().to_string(),
+            // As for native models that come from a config.
+            "optimizer": optimizer.unwrap_or(Optimizer::AdamWFused).to_string(),
             "attention": attention.unwrap_or_default().to_string(),
             "layers": layers,
             "dropout": dropout,

@@ -39,7 +39,8 @@ pub(crate) fn config(cache: &Path, id: &str) -> Option<PathBuf> {
         // It names a folder, and must not lead elsewhere.
         Ok(commit) => {
             let commit = commit.trim();
-            let is_name = commit.len() <= LONGEST_REFERENCE && commit.chars().all(|letter| letter.is_ascii_alphanumeric());
+            let is_name =
+                commit.len() <= LONGEST_REFERENCE && commit.chars().all(|letter| letter.is_ascii_alphanumeric());
             is_name.then(|| snapshots.join(commit))?
         }
         Err(_) => only_folder(&snapshots)?,
@@ -84,7 +85,9 @@ mod tests {
         let second = snapshot("def");
         assert_eq!(config(cache.path(), "org/model"), None);
         fs::create_dir_all(model.join("refs")).unwrap();
-        for (reference, found) in [("def\n", Some(second)), ("abc", Some(first)), ("gone", None), ("../snapshots/abc", None)] {
+        for (reference, found) in
+            [("def\n", Some(second)), ("abc", Some(first)), ("gone", None), ("../snapshots/abc", None)]
+        {
             fs::write(model.join("refs/main"), reference).unwrap();
             assert_eq!(config(cache.path(), "org/model"), found, "{reference}");
         }

@@ -72,14 +72,16 @@ impl Source {
         Source::of_config(name, &text)
     }
 
-    /// The model that the text of a `config.json` describes: native, or captured with Python if it is of another type.
+    /// The model that the text of a `config.json` describes: native, or captured with Python if there is no such model.
     ///
     /// # Errors
     /// If the text is not JSON, lacks a field, or describes a model that is not supported.
     pub fn of_config(name: &str, text: &str) -> Result<Source, Error> {
         match Model::from_config(name, text) {
             Ok(model) => Ok(Source::Model(Box::new(model))),
-            Err(FakeError::UnsupportedFamily { found, .. }) => Ok(Source::Foreign(Foreign::new(name, &found, text))),
+            Err(why @ (FakeError::UnsupportedFamily { .. } | FakeError::UnsupportedFeature { .. })) => {
+                Ok(Source::Foreign(Foreign::new(name, &why.to_string(), text)))
+            }
             Err(other) => Err(other.into()),
         }
     }

@@ -50,8 +50,10 @@ def captured(request: Any) -> dict[str, Any]:
 
     from .batch import batch_of
     from .model import build, change, class_of, config_of
+    from .optimizer import optimizer_of
     from .request import Refused
 
+    optimizer = optimizer_of(request.optimizer)
     config = config_of(request)
     by_chance = change(config, request)
     model = build(class_of(config, request.config.get("architectures")), config, request)
@@ -59,11 +61,11 @@ def captured(request: Any) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as warned, _kernel(request.attention):
         warnings.simplefilter("always")
         try:
-            text = document(model, optimizer=_optimizer(request.optimizer), **batch.arguments)
+            text = document(model, optimizer=optimizer, **batch.arguments)
         except RuntimeError as error:
             if "No available kernel" not in str(error):
                 raise
-            raise Refused(f"no attention of this step can run in the kernel `{request.attention}`; drop --attention") from error
+            raise Refused(f"no attention of this step can run in the kernel `{request.attention}`; drop `attention`") from error
     from rematic._core import RematicWarning
 
     found: dict[str, Any] = json.loads(text)
@@ -83,21 +85,6 @@ def captured(request: Any) -> dict[str, Any]:
         *(["note", note] for note in notes),
     ]
     return found
-
-
-def _optimizer(name: str) -> Any:
-    """The optimizer that the command calls by this name, with PyTorch's default settings."""
-    import torch
-
-    if name == "none":
-        return False
-    kind, _, fused = name.partition("-fused")
-    implementation = {"fused": True} if name.endswith("-fused") else {"foreach": True}
-    adaptive = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    if kind in adaptive:
-        return lambda parameters: adaptive[kind](parameters, **implementation)
-    momentum = {"sgd": 0.0, "sgd-momentum": 0.9}[kind]
-    return lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=momentum, **implementation)
 
 
 @contextlib.contextmanager

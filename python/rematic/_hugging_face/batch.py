@@ -16,7 +16,7 @@ LONGEST = 4096
 # One second of sound, at the rate that models of sound are trained with.
 SAMPLES = 16_000
 FRAMES = 16
-# Numbers of layers of kernels that halve an image; what is not said in a config of convolutions.
+# The side of an image where the config says none, as that of a network of convolutions.
 SIDE = 224
 
 
@@ -52,6 +52,7 @@ class _Maker:
         self._class = type(model).__name__
         self._config = config
         self._count = count
+        self._dtype = next(model.parameters()).dtype
         self._takes = inspect.signature(model.forward).parameters
         self._asked = seq
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -74,9 +75,10 @@ class _Maker:
         given, what = self._inputs()
         labels, loss = self._labels(given)
         extra = {"use_cache": False} if "use_cache" in self._takes else {}
+        given = {name: tensor.to(self._dtype) if tensor.is_floating_point() else tensor for name, tensor in given.items()}
         has_text = any(name in given for name in ("input_ids", "decoder_input_ids")) or self._writes(given)
         if self._asked is not None and not has_text:
-            raise Refused(f"{self._class} reads no sequence of tokens, so --seq means nothing to it; drop it")
+            raise Refused(f"{self._class} reads no sequence of tokens, so `seq` means nothing to it; drop it")
         return Batch({**given, **labels, **extra}, what, loss, self._seq if has_text else None)
 
     # ---- inputs ----

@@ -76,7 +76,7 @@ def _set_layers(config: Any, layers: int) -> None:
     both = [name for name in ("encoder_layers", "decoder_layers", "num_decoder_layers") if hasattr(text, name)]
     own = ["num_hidden_layers"] if hasattr(text, "num_hidden_layers") else []
     if not both and not own:
-        raise Refused(f"`{config.model_type}` has no single number of layers; change its config instead of giving --layers")
+        raise Refused(f"`{config.model_type}` has no single number of layers; change its config instead")
     for name in own + both:
         setattr(text, name, layers)
     listed = getattr(text, "layer_types", None)
@@ -92,7 +92,7 @@ def _set_dropout(config: Any, dropout: float) -> None:
                 setattr(part, name, dropout)
                 known = True
     if not known:
-        raise Refused(f"`{config.model_type}` has no dropout in its config; drop --dropout")
+        raise Refused(f"`{config.model_type}` has no dropout in its config; drop the option")
 
 
 def class_of(config: Any, named: Any) -> type[nn.Module]:
@@ -100,7 +100,9 @@ def class_of(config: Any, named: Any) -> type[nn.Module]:
     name = named[0] if isinstance(named, list) and named else None
     cls = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
     is_model = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)
-    if is_model and getattr(cls, "config_class", None) is type(config) and "For" in name or name in ("GPT2LMHeadModel",):
+    # A model without a head has no loss.
+    has_head = isinstance(name, str) and ("For" in name or "LMHead" in name or "WithProjection" in name)
+    if is_model and has_head and getattr(cls, "config_class", None) is type(config):
         return cls
     for task in TASKS:
         if "SEQ_2_SEQ" in task and not getattr(config, "is_encoder_decoder", False):
@@ -124,7 +126,7 @@ def build(cls: type[nn.Module], config: Any, request: Request) -> nn.Module:
         raise Refused(f"transformers {transformers.__version__} cannot build this model: {_line(error)}") from error
     if request.attention != "auto" and model.config._attn_implementation != "sdpa":
         raise Refused(
-            f"transformers computes the attention of {cls.__name__} without a kernel of PyTorch's; drop --attention"
+            f"transformers computes the attention of {cls.__name__} without a kernel of PyTorch's; drop `attention`"
         )
     return model.train()
 

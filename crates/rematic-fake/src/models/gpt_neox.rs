@@ -127,8 +127,7 @@ impl Layer {
                 attended = attended.add(input);
             }
             let mut fed = {
-                let normed =
-                    self.post_attention_layernorm.forward(if self.parallel { input } else { &attended });
+                let normed = self.post_attention_layernorm.forward(if self.parallel { input } else { &attended });
                 self.mlp.forward(&normed)
             };
             fed = self.post_mlp_dropout.forward(&fed);

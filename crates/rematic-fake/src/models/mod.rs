@@ -13,8 +13,8 @@ use rematic_trace::{Dtype, Opt, StepTrace};
 
 pub use self::builtin::{BUILTIN, Builtin};
 use self::decoder::{Decoder, DecoderConfig};
-use self::gpt2::{Gpt2Config, Gpt2LmHeadModel};
 use self::gpt_neox::{GptNeoxConfig, GptNeoxForCausalLm};
+use self::gpt2::{Gpt2Config, Gpt2LmHeadModel};
 use self::seed_transformer::SeedTransformer;
 use crate::error::FakeError;
 use crate::optimizer::Optimizer;
@@ -179,11 +179,7 @@ impl Model {
         }
         for (option, value) in [("dim", options.dim), ("heads", options.heads), ("vocab", options.vocab)] {
             if value.is_some() {
-                return Err(FakeError::UnknownOption {
-                    model: self.name.clone(),
-                    name: Opt(option).to_string(),
-                    known: format!("{}; its sizes come from its config", known_options()),
-                });
+                return Err(FakeError::unknown_option(&self.name, Opt(option)));
             }
         }
         match &mut self.architecture {
@@ -264,7 +260,10 @@ impl Model {
                     sharing::check(&self.name, decoder, group, self.seq)?;
                 }
                 if decoder.computes_attention_plainly() && self.attention != AttentionKernel::Auto {
-                    let rule = format!("{} computes attention with plain operators (soft-capping); drop the option", self.name);
+                    let rule = format!(
+                        "{} computes attention with plain operators (soft-capping); drop the option",
+                        self.name
+                    );
                     return Err(out_of_range("attention", self.attention, &rule));
                 }
                 decoder.layers
@@ -321,6 +320,15 @@ impl Model {
 /// The first output of the Hugging Face models; the second is the logits.
 fn loss_of((loss, _): &(Tensor, Tensor)) -> Tensor {
     loss.clone()
+}
+
+impl FakeError {
+    /// A model that is given by its config has no such option.
+    #[must_use]
+    pub fn unknown_option(model: &str, option: Opt) -> Self {
+        let known = format!("{}; its sizes come from its config", known_options());
+        FakeError::UnknownOption { model: model.to_owned(), name: option.to_string(), known }
+    }
 }
 
 /// The options of every model.

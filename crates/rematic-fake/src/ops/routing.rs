@@ -88,7 +88,8 @@ impl Tensor {
             let kernel = Kernel::new("index_put.default", &[&zeros, places, gradient], vec![Out::New(own)]);
             vec![Some(gradients.tape.launch_one(kernel))]
         });
-        let kernel = Kernel::new("index.Tensor", &[self, places], vec![Out::New(Layout::contiguous(self.dtype(), &shape))]);
+        let kernel =
+            Kernel::new("index.Tensor", &[self, places], vec![Out::New(Layout::contiguous(self.dtype(), &shape))]);
         let derivative = Derivative { inputs: &[self], saves: vec![Slot::Input(places)], backward };
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }

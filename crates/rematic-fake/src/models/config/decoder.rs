@@ -191,7 +191,9 @@ fn window(config: &Config<'_>, family: Family, layers: u64) -> Result<Option<Win
         Family::Mistral => true,
         Family::Phi3 | Family::Mixtral => is_given,
         Family::Gemma2 | Family::Gemma3 => true,
-        Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe | Family::Qwen3Moe => config.flag_or("use_sliding_window", false)?,
+        Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe | Family::Qwen3Moe => {
+            config.flag_or("use_sliding_window", false)?
+        }
     };
     let is_null = config.fields.get("sliding_window").is_some_and(Value::is_null);
     if is_null && matches!(family, Family::Gemma2 | Family::Gemma3) {

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use super::Architecture;
 use super::causal_lm::Activation;
 use super::decoder::Family;
-use super::gpt2::Gpt2Config;
 use super::gpt_neox::GptNeoxConfig;
+use super::gpt2::Gpt2Config;
 use crate::error::FakeError;
 
 /// The decoders that have a front end, by `model_type`.
@@ -152,9 +152,7 @@ impl Config<'_> {
         let Some(quantization) = self.get("quantization_config") else { return Ok(()) };
         let method = quantization.get("quant_method").and_then(Value::as_str);
         let what = format!("quantization_config{}", method.map_or_else(String::new, |method| format!(" ({method})")));
-        let instead = "quantized weights are smaller than counted here and are not trained; remove the field to plan the \
-                       training of the unquantized model";
-        Err(self.unsupported(&what, instead))
+        Err(FakeError::Quantized { file: self.file.to_owned(), what })
     }
 
     /// Refuses rotary embeddings that run other operators.
@@ -164,7 +162,8 @@ impl Config<'_> {
             // Some families have one for each kind of layer.
             let inner = rope.values().filter_map(Value::as_object);
             for rope in [rope].into_iter().chain(inner) {
-                let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str).unwrap_or("default");
+                let kind =
+                    rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str).unwrap_or("default");
                 if !ROPE_TYPES.contains(&kind) {
                     let instead = format!("supported are {}", ROPE_TYPES.join(", "));
                     return Err(self.unsupported(&format!("{field} of type `{kind}`"), &instead));
@@ -193,7 +192,8 @@ impl Config<'_> {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a number of 64 bits")]
         let width = (head_dim as f64 * share) as u64;
         if width == 0 || !width.is_multiple_of(2) {
-            let problem = format!("leaves {width} of the {head_dim} numbers of a head; rotary embeddings need an even number");
+            let problem =
+                format!("leaves {width} of the {head_dim} numbers of a head; rotary embeddings need an even number");
             return Err(self.fault(field, &problem));
         }
         Ok(width)

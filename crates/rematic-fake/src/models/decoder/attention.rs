@@ -69,7 +69,8 @@ impl SelfAttention {
             };
             (separate, output())
         };
-        let norm = |name, shape: &[u64]| Norm::new(&scope, name, (family.norm(), &family.norm_class()), shape, config.group);
+        let norm =
+            |name, shape: &[u64]| Norm::new(&scope, name, (family.norm(), &family.norm_class()), shape, config.group);
         let of_heads = |q: &[u64], k: &[u64]| Some((norm("q_norm", q), norm("k_norm", k)));
         let width = config.head_dim;
         let (order, norms) = match family {
@@ -111,7 +112,8 @@ impl SelfAttention {
             (queries, keys) = self.rotation.apply(&queries, &keys, keywords.rotary);
             let (mut output, weights) = match self.softcapped {
                 Some(capped) => {
-                    let (output, weights) = causal_lm::attend_eagerly(self.attention, [&queries, &keys, &values], keywords.mask, capped);
+                    let (output, weights) =
+                        causal_lm::attend_eagerly(self.attention, [&queries, &keys, &values], keywords.mask, capped);
                     (output, Some(weights))
                 }
                 None => (causal_lm::attend(self.attention, &queries, &keys, &values, keywords.mask), None),
@@ -137,9 +139,8 @@ impl SelfAttention {
                 let projected = qkv_proj.forward(input);
                 let ends = [self.heads, self.heads + self.key_heads, self.heads + 2 * self.key_heads];
                 let starts = [0, ends[0], ends[1]];
-                let part = |index: usize| {
-                    projected.slice(-1, starts[index] * self.head_dim, ends[index] * self.head_dim)
-                };
+                let part =
+                    |index: usize| projected.slice(-1, starts[index] * self.head_dim, ends[index] * self.head_dim);
                 let [queries, keys, values] = [part(0), part(1), part(2)];
                 let heads = [(queries, 0), (keys, 1), (values, 2)]
                     .map(|(flat, index)| split(flat, counts[index]).transpose(1, 2));

@@ -15,12 +15,12 @@ use self::norm::{Norm, NormKind};
 use self::rotary::Rotation;
 pub(super) use self::rotary::{RotaryEmbedding, Turn, parts};
 use super::causal_lm::{self, Activation};
+use crate::AttentionKernel;
 use crate::nn::{Embedding, Linear, Scope};
 use crate::ops::Wait;
 use crate::parallel::TensorParallel;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
-use crate::AttentionKernel;
 
 /// The families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
