@@ -81,7 +81,8 @@ pub(crate) struct ManArguments {
 
 #[derive(Args)]
 pub(crate) struct SourceArguments {
-    /// A built-in model's name, a Hugging Face config.json, or a saved trace; for explain and report also a memory snapshot.
+    /// A built-in model's name, a Hugging Face config.json or a model's id in its local cache, or a saved trace; for explain and report
+    /// also a memory snapshot.
     #[arg(value_name = "SOURCE")]
     pub(crate) source: String,
     /// Sequences in the batch [default: the model's own]
