@@ -14,7 +14,7 @@ use rematic_replay::{Allocator, Checkpoint, Recording, Regions};
 use rematic_trace::{Bytes, Category, Decision, Millis, Module, StepTrace};
 use serde::Serialize;
 
-use crate::html::escaped;
+use crate::html::Template;
 use crate::memory::{Memory, OnDevice};
 use crate::pace::{Pace, PaceJson};
 use crate::regions::{self, Kind};
@@ -22,8 +22,11 @@ use crate::{plan, stats};
 pub use step::Origins;
 use step::{Numbering, Ops, Outline, Step};
 
-const HTML: &str = include_str!("web/page.html");
-const STYLE: &str = include_str!("web/page.css");
+const PAGE: Template = Template {
+    html: include_str!("web/page.html"),
+    style: include_str!("web/page.css"),
+    script: SCRIPT,
+};
 const SCRIPT: &str = concat!(
     "\"use strict\";\n(() => {\n",
     include_str!("web/format.js"),
@@ -198,23 +201,10 @@ impl Page<'_> {
     /// The file.
     #[must_use]
     pub fn html(&self) -> String {
-        // In a script `<` could end it; in JSON it only ever stands in texts.
         let (document, checkpoints, recording) = self.chosen;
         let chosen = PlanView::new(self.trace, self.regions, document, checkpoints, recording, self.origins);
-        let data = crate::json::line(&self.document(&chosen)).replace('<', "\\u003c");
-        let title = escaped(&format!("{}: memory of a training step", self.trace.origin.model));
-        let mut html = String::with_capacity(HTML.len() + STYLE.len() + SCRIPT.len() + data.len());
-        // Each mark stands in the page once, and what replaces one is not looked at again.
-        let mut rest = HTML;
-        for (mark, text) in
-            [("{{title}}", title.as_str()), ("{{style}}", STYLE), ("{{data}}", &data), ("{{script}}", SCRIPT)]
-        {
-            let (before, after) = rest.split_once(mark).unwrap_or((rest, ""));
-            html += before;
-            html += text;
-            rest = after;
-        }
-        html + rest
+        let title = format!("{}: memory of a training step", self.trace.origin.model);
+        PAGE.filled(&title, &crate::json::line(&self.document(&chosen)))
     }
 
     fn document<'b>(&'b self, chosen: &'b PlanView) -> Document<'b> {

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod arguments;
+mod explore;
 mod manual;
 mod planning;
 mod rehearsal;
@@ -50,6 +51,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Verb::Curve(arguments) => planning::curve(arguments, warnings),
         Verb::Replay(arguments) => planning::replay(arguments),
         Verb::Report(arguments) => report::report(arguments, &given, warnings),
+        Verb::Explore(arguments) => explore::explore(arguments).map(Answer::done),
         Verb::Rehearse(arguments) => rehearsal::rehearse(arguments),
         Verb::Devices(arguments) => devices(arguments).map(Answer::done),
         Verb::Models { json } => models(*json).map(Answer::done),
