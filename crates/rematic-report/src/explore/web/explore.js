@@ -51,6 +51,7 @@ const ask = async () => {
 };
 
 const refuse = (words) => {
+  byId("short").replaceChildren(element("strong", { class: "bad" }, "No answer: "), words);
   byId("refusal").textContent = words;
   byId("refusal").hidden = false;
   byId("answer").classList.add("old");
@@ -81,11 +82,19 @@ const verdict = (answer) => {
         ", at ", element("strong", null, share), ` of time. The peak goes from ${bytes(baseline)} to ${bytes(peak)}.`, beyond(answer),
         answer.is_final ? ` ${capital(answer.quality ?? "")}.` : " Looking for a better plan …"];
     case "infeasible":
-      return [element("strong", { class: "bad" }, answer.is_final ? "Does not fit" : "Does not fit so far"), ` ${target}. With the plan that goes lowest, it takes `, ...of,
+      return [element("strong", { class: "bad" }, answer.is_final ? "Does not fit" : "Does not fit so far"), ` ${budget == null ? "on" : "within"} ${target}. With the plan that goes lowest, it takes `, ...of,
         more ? `: ${bytes(more)} too much.` : ".", answer.is_final ? " Try a smaller batch, more GPUs, another optimizer or precision, or a larger device." : " Looking for a better plan …"];
     default:
-      return [element("strong", { class: "bad" }, "Does not fit as it is"), ` ${target}: `, ...of, budget == null && more ? `, ${bytes(more)} too much` : "", ". Looking for a plan …"];
+      return [element("strong", { class: "bad" }, "Does not fit as it is"), ` ${budget == null ? "on" : "within"} ${target}: `, ...of, budget == null && more ? `, ${bytes(more)} too much` : "", ". Looking for a plan …"];
   }
+};
+
+// The same where the controls hide it.
+const brief = (answer) => {
+  const { memory, peak_bytes: peak, outcome } = answer;
+  const words = { fits: "Fits as it is", planned: "Fits with a plan" }[outcome] ?? "Does not fit";
+  const of = memory ? `${bytes(memory.reserved_bytes + memory.context_bytes)} of ${bytes(memory.usable_bytes)}` : bytes(peak);
+  return [element("strong", { class: words === "Does not fit" ? "bad" : "good" }, words), `: ${of}${answer.is_final ? "" : " …"}`];
 };
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
@@ -96,6 +105,7 @@ const show = (answer) => {
   byId("answer").classList.remove("old");
   byId("result").hidden = false;
   byId("verdict").replaceChildren(...verdict(answer).filter(Boolean));
+  byId("short").replaceChildren(...brief(answer));
   byId("bar").replaceChildren(memoryBar(answer));
   byId("figures").replaceChildren(...figures(answer));
   byId("notes").textContent = [answer.facts.join(" · "), answer.not_counted].filter(Boolean).join(". ");
@@ -171,6 +181,7 @@ const changed = (event) => {
 };
 
 makeControls(byId("controls"), changed);
+byId("controls").append(element("button", { id: "short", type: "button", onclick: () => byId("answer").scrollIntoView() }));
 for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
   const input = fields.get(name);
   if (input && name !== "fsdp") input.value = value;

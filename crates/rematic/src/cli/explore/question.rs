@@ -7,7 +7,8 @@ use clap::{CommandFactory, Parser};
 use serde_json::Value;
 
 use crate::cli::arguments::{Arguments, PlanArguments, Verb};
-use crate::{BUILTIN, Devices, Error, ExploreChoice, ExplorePage, Options, Source, options};
+use crate::cli::typed::quoted;
+use crate::{BUILTIN, Bytes, Devices, Error, ExploreChoice, ExplorePage, Options, Source, options};
 
 /// Options whose values are words: the page offers what the command takes.
 const NAMED: [&str; 3] = ["precision", "optimizer", "reshard"];
@@ -155,13 +156,17 @@ impl Question {
         let plain: Vec<(&str, String)> =
             given.iter().filter(|(name, _)| !is_chosen || *name != "reshard").cloned().collect();
         let without_budget: Vec<_> = given.iter().filter(|(name, _)| *name != "budget").cloned().collect();
+        let arguments = parsed(model, &given)?;
+        if arguments.budget == Some(Bytes(0)) {
+            return Err(Error::NoBudget { found: Bytes(0) }.to_string());
+        }
         Ok(Question {
             stage,
             tab: tab.to_owned(),
             number,
             command: command(model, &given),
             step: command(model, &without_budget),
-            arguments: parsed(model, &given)?,
+            arguments,
             plain: parsed(model, &plain)?,
         })
     }
@@ -222,12 +227,6 @@ fn command(model: &str, given: &[(&str, String)]) -> String {
     format!("rematic plan {}{}", quoted(model), options.collect::<String>())
 }
 
-/// A word of a shell.
-fn quoted(word: &str) -> String {
-    let is_plain = |character: char| character.is_ascii_alphanumeric() || "._-/+:=,@%".contains(character);
-    if !word.is_empty() && word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
-}
-
 /// The command's own words for what it does not take, without the hints for a terminal.
 fn parsed(model: &str, given: &[(&str, String)]) -> Result<PlanArguments, String> {
     let start = ["rematic", "plan"].map(str::to_owned);
@@ -274,11 +273,6 @@ mod tests {
         for wrong in ["0", "-1", "1.5", "many", "99999999999"] {
             assert!(said(&[("gpus", wrong)]).starts_with(&format!("GPUs: `{wrong}` is not a number of GPUs")), "{wrong}");
         }
-    }
-
-    #[test]
-    fn words_of_a_shell_are_quoted_where_they_must_be() {
-        assert_eq!(["llama-3-8b", "a b", "it's", ""].map(quoted), ["llama-3-8b", "'a b'", r"'it'\''s'", "''"]);
     }
 
     #[test]
