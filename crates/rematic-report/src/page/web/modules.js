@@ -1,5 +1,5 @@
-// The tree of modules, each as wide as what it takes, and the operators of the one that is chosen. Neighbours that are alike,
-// as the layers of a model are, are one.
+// The tree of modules, each as wide as what it takes, and the operators of the one that is chosen. Neighbours of a list that
+// are alike, as the layers of a model are, are one.
 
 const ROW = 28;
 const NARROWEST = 3;
@@ -58,7 +58,7 @@ class ModuleTree {
       const groups = [];
       for (const child of modules[module].children) {
         const last = groups[groups.length - 1];
-        if (last && kind[last[0]] === kind[child]) last.push(child);
+        if (last && kind[last[0]] === kind[child] && /^\d+$/.test(modules[child].name)) last.push(child);
         else groups.push([child]);
       }
       for (const group of groups) for (const child of group) this.first[child] = group[0];
