@@ -20,6 +20,7 @@ from torchtitan.tools import utils
 
 from rematic.integrations.torchtitan import parallelize
 
+SEQUENCE = 256
 utils.device_type = parallel_dims.device_type = "cpu"
 
 
@@ -28,10 +29,11 @@ def train(budget):
     spec = model_registry("debugmodel", attn_backend="varlen")
     for layer in spec.model.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()  # varlen attention needs a GPU
+        layer.attention.rope.max_seq_len = SEQUENCE
     if budget is not None:
         spec.parallelize_fn = parallelize(spec.parallelize_fn, budget=budget)
 
-    training = TrainingConfig(local_batch_size=2, seq_len=64, mixed_precision_param="float32", disable_cuda_graphs=True)
+    training = TrainingConfig(local_batch_size=2, seq_len=SEQUENCE, mixed_precision_param="float32", disable_cuda_graphs=True)
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     dims = ParallelDims.from_config(parallelism, dist.get_world_size())
     dims.build_mesh()
@@ -48,8 +50,8 @@ def train(budget):
     model.train()
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    tokens = torch.randint(2048, (4, 2, 65), generator=torch.Generator().manual_seed(dist.get_rank()))
-    positions = torch.arange(64).expand(2, 64).contiguous()
+    tokens = torch.randint(2048, (4, 2, SEQUENCE + 1), generator=torch.Generator().manual_seed(dist.get_rank()))
+    positions = torch.arange(SEQUENCE).expand(2, SEQUENCE).contiguous()
     for batch in tokens:
         optimizer.zero_grad()
         inputs, labels = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()

@@ -16,12 +16,11 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import rematic
+from reality import TOLERANCE
 
 transformers = pytest.importorskip("transformers")
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent.parent / "examples"
-# What the loop holds besides the step: numbers for the log, and the tensors of the loader.
-LOOP = 4096
 
 
 def example(name: str, *needs: str) -> Any:
@@ -65,9 +64,39 @@ def check_trained(train: Callable[..., Any], budget: int, data: int, **settings:
     check_equal(model, plain)
     print(f"\nplain {above - data:,} (predicted {plan.baseline_peak:,}), planned {real - data:,} (promised {plan.peak:,}) of {plan.budget:,}")
     assert plan.outcome == "planned" and plan.peak <= budget < above - data
-    assert real - data <= plan.peak + LOOP
+    # The loader may have the next batch already, and the loop has numbers for its log.
+    assert real - data <= plan.peak * (1 + TOLERANCE)
     return plan
 
 
-def test_the_trainer_of_transformers() -> None:
-    check_trained(example("with_trainer", "accelerate").train, 9 << 20, 32 * 64 * 8)
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"bf16": True}], ids=str)
+def test_the_trainer_of_transformers(settings: dict[str, Any]) -> None:
+    check_trained(example("with_trainer", "accelerate").train, 9 << 20, 32 * 64 * 8, **settings)
+
+
+def test_trl() -> None:
+    check_trained(example("with_trl", "trl").train, 80 << 20, 0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulate_grad_batches": 2}, {"precision": "bf16-mixed", "gradient_clip_val": 1.0}], ids=str)
+def test_lightning(settings: dict[str, Any]) -> None:
+    check_trained(example("with_lightning", "lightning").train, 16 << 20, 32 * 64 * 64 * 4, **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"mixed_precision": "bf16"}], ids=str)
+def test_accelerate(settings: dict[str, Any]) -> None:
+    check_trained(example("with_accelerate", "accelerate").train, 9 << 20, 32 * 64 * 8, **settings)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of this process."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_torchtitan(alone: None) -> None:
+    check_trained(example("with_torchtitan", "torchtitan").train, 140 << 20, 0)

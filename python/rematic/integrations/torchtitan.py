@@ -99,6 +99,6 @@ class _Step:
         loss = self.loss(output, self.tokens) / self.tokens.numel()
         del output
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_norm, foreach=True)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_norm)
         optimizer.step()
         return loss
