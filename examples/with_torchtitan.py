@@ -64,7 +64,7 @@ def train(budget):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", default="130MiB", help="what a step may take")
+    parser.add_argument("--budget", default="140MiB", help="what a step may take")
     for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500"), ("RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, value)
     dist.init_process_group("gloo")

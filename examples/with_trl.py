@@ -1,7 +1,7 @@
 """An epoch with TRL's SFTTrainer, under a memory budget.
 
     python examples/with_trl.py                      # a small Llama on the CPU, in seconds
-    python examples/with_trl.py --budget 9MiB
+    python examples/with_trl.py --budget 78MiB
 """
 
 import argparse
@@ -54,7 +54,7 @@ def train(budget, **settings):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", default="9MiB", help="what a step may take")
+    parser.add_argument("--budget", default="76MiB", help="what a step may take")
     _, plan = train(parser.parse_args().budget)
     print(plan)
 
