@@ -65,7 +65,8 @@ fn the_gradient_of_the_loss_stays_until_all_is_reduced() {
         let (gradient, _) = storages.rev().find(|(_, storage)| storage.birth.is_some_and(of_loss)).unwrap();
         let dropped = made.events().iter().position(|event| *event == Event::Drop(gradient));
         let kind = |op| made.collective_of(made.op(op)).map(|how| how.kind);
-        let reduces = |event: &Event| matches!(event, Event::Op(op) if kind(*op) == Some(CollectiveKind::ReduceScatter));
+        let reduces =
+            |event: &Event| matches!(event, Event::Op(op) if kind(*op) == Some(CollectiveKind::ReduceScatter));
         assert!(made.events().iter().rposition(reduces) < dropped, "{}", builtin.name);
     }
 }
