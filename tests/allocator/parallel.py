@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 from real import peaks, three_steps, without_values
-from sharded import compare, put_on
+from sharded import compare, put_on, ready
 
 import models
 
@@ -123,6 +123,7 @@ def main(command: str, names: list[str]) -> None:
         with tempfile.TemporaryDirectory() as place:
             step = f"{place}/step.rmt"
             captured(name, step)
+            ready(model_of(name))
             compare(command, name, [step], lambda plan=None, _late=True: train(name, plan), lates=(True,))
 
 

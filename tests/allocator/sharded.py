@@ -103,6 +103,17 @@ def line(what: str, promised: int, memory: dict[str, int], real: dict[str, int])
     print(f"{what}: {'; '.join(parts)}", flush=True)
 
 
+def ready(model: models.Model) -> None:
+    """Imports all that a step needs once, before the processes part."""
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel
+    import torch.testing._internal.distributed.fake_pg
+
+    import rematic  # noqa: F401
+
+    models.built(model, "meta")
+
+
 def compare(command: str, what: str, step: list[str], train: Callable[..., dict[str, int]], lates=(True, False)) -> None:
     """A line for the plain step, and for each plan and moment to put it on. `train` takes the plan's file, and whether it is late."""
     with tempfile.TemporaryDirectory() as place:
@@ -129,6 +140,7 @@ def main(command: str, *names: str) -> None:
         gpus, groups, rank, reshard, mixed = how
         spread = ["--fsdp", str(gpus), "--replicate", str(groups), "--fsdp-rank", str(rank % gpus)]
         spread += ["--reshard", "yes" if reshard else "no"] + (["--precision", "mixed"] if mixed else [])
+        ready(model_of(model, mixed))
         compare(command, f"{model} {' '.join(spread)}", [model, *options, *spread], partial(train, model, tuple(how)))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from real import peaks, without_values
-from sharded import compare, put_on
+from sharded import compare, put_on, ready
 
 import models
 
@@ -147,6 +147,7 @@ def main(command: str, *names: str) -> None:
     for name in names or CASES:
         step, *how = CASES[name]
         question = options(step, tuple(how))
+        ready(models.decoder(*step[1:4], torch.bfloat16, step[4]))
         compare(command, " ".join(question), question, partial(train, step, tuple(how)))
 
 
