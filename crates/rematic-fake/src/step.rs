@@ -50,16 +50,25 @@ impl Step {
     /// The first mistake that an operator found.
     pub fn run<R: Outputs>(
         self,
-        mut forward: impl FnMut() -> R,
+        forward: impl FnOnce() -> R,
         loss_of: impl Fn(&R) -> Tensor,
     ) -> Result<StepTrace, FakeError> {
-        self.run_each(|_| forward(), loss_of)
+        let mut forward = Some(forward);
+        self.run_all(|_| forward.take().map(|forward| forward()), loss_of)
     }
 
     /// The same with a forward of each micro-batch.
     pub(crate) fn run_each<R: Outputs>(
         self,
         mut forward: impl FnMut(usize) -> R,
+        loss_of: impl Fn(&R) -> Tensor,
+    ) -> Result<StepTrace, FakeError> {
+        self.run_all(|batch| Some(forward(batch)), loss_of)
+    }
+
+    fn run_all<R: Outputs>(
+        self,
+        mut forward: impl FnMut(usize) -> Option<R>,
         loss_of: impl Fn(&R) -> Tensor,
     ) -> Result<StepTrace, FakeError> {
         // Sizes that no tensor can have are found before anything runs; nothing is gained by running then.
@@ -70,7 +79,7 @@ impl Step {
         for batch in 0..self.micro_batches {
             self.begin(batch);
             let loss = self.tape.autocast(self.autocast, || {
-                let made = forward(batch as usize);
+                let made = forward(batch as usize)?;
                 if self.tape.has_failed() {
                     return None;
                 }

@@ -3,8 +3,9 @@
 mod builtin;
 mod causal_lm;
 mod config;
+mod decoder;
 mod gpt2;
-mod llama;
+mod gpt_neox;
 mod recipe;
 mod seed_transformer;
 mod sharing;
@@ -12,8 +13,9 @@ mod sharing;
 use rematic_trace::{Dtype, Opt, StepTrace};
 
 pub use self::builtin::{BUILTIN, Builtin};
+use self::decoder::{Decoder, DecoderConfig};
+use self::gpt_neox::{GptNeoxConfig, GptNeoxForCausalLm};
 use self::gpt2::{Gpt2Config, Gpt2LmHeadModel};
-use self::llama::{LlamaConfig, LlamaForCausalLm};
 pub use self::recipe::{LossKind, Recipe};
 use self::seed_transformer::SeedTransformer;
 use crate::error::FakeError;
@@ -73,16 +75,23 @@ impl Options {
 enum Architecture {
     Seed(SeedTransformer),
     Gpt2(Gpt2Config),
-    Llama(LlamaConfig),
+    GptNeox(GptNeoxConfig),
+    Decoder(DecoderConfig),
 }
 
 impl Architecture {
+    /// Whether logits are changed before the loss.
+    fn scales_logits(&self) -> bool {
+        matches!(self, Architecture::Decoder(config) if config.scales_logits())
+    }
+
     /// The layers that PEFT gives adapters if it is not told which; none for a model that it does not know.
     fn lora_targets(&self) -> &'static [&'static str] {
         match self {
             Architecture::Seed(_) => &[],
             Architecture::Gpt2(_) => &["c_attn"],
-            Architecture::Llama(_) => &["q_proj", "v_proj"],
+            Architecture::GptNeox(_) => &["query_key_value"],
+            Architecture::Decoder(config) => config.family.lora_targets(),
         }
     }
 }
@@ -195,11 +204,7 @@ impl Model {
         }
         for (option, value) in [("dim", options.dim), ("heads", options.heads), ("vocab", options.vocab)] {
             if value.is_some() {
-                return Err(FakeError::UnknownOption {
-                    model: self.name.clone(),
-                    name: Opt(option).to_string(),
-                    known: format!("{}; its sizes come from its config", known_options()),
-                });
+                return Err(FakeError::unknown_option(&self.name, Opt(option)));
             }
         }
         match &mut self.architecture {
@@ -209,9 +214,17 @@ impl Model {
                     (gpt2.resid_dropout, gpt2.embd_dropout, gpt2.attn_dropout) = (dropout, dropout, dropout);
                 }
             }
-            Architecture::Llama(llama) => {
-                set(&mut llama.layers, options.layers);
-                llama.attention_dropout = options.dropout.unwrap_or(llama.attention_dropout);
+            Architecture::GptNeox(neox) => {
+                set(&mut neox.layers, options.layers);
+                if let Some(dropout) = options.dropout {
+                    (neox.attention_dropout, neox.hidden_dropout) = (dropout, dropout);
+                }
+            }
+            Architecture::Decoder(decoder) => {
+                set(&mut decoder.layers, options.layers);
+                if let Some(dropout) = options.dropout {
+                    (decoder.attention_dropout, decoder.resid_dropout) = (dropout, dropout);
+                }
             }
             Architecture::Seed(_) => {}
         }
@@ -235,14 +248,18 @@ impl Model {
             let rule = format!("{} GPUs have the ranks 0 to {}", ranks, ranks - 1);
             return Err(out_of_range("tp-rank", rank, &rule));
         }
-        let Architecture::Llama(llama) = &mut self.architecture else {
+        let shared = match &mut self.architecture {
+            Architecture::Decoder(decoder) if decoder.family.can_be_shared() => Some(decoder),
+            _ => None,
+        };
+        let Some(decoder) = shared else {
             return Err(FakeError::NotParallel {
                 model: self.name.clone(),
                 option: Opt("tp").to_string(),
                 instead: Opt("fsdp").to_string(),
             });
         };
-        llama.group = Some(TensorParallel { ranks, rank });
+        decoder.group = Some(TensorParallel { ranks, rank });
         Ok(())
     }
 
@@ -263,11 +280,19 @@ impl Model {
                 }
                 gpt2.layers
             }
-            Architecture::Llama(llama) => {
-                if let Some(group) = llama.group {
-                    sharing::check(&self.name, llama, group, self.seq)?;
+            Architecture::GptNeox(neox) => neox.layers,
+            Architecture::Decoder(decoder) => {
+                if let Some(group) = decoder.group {
+                    sharing::check(&self.name, decoder, group, self.seq)?;
                 }
-                llama.layers
+                if decoder.computes_attention_plainly() && self.attention != AttentionKernel::Auto {
+                    let rule = format!(
+                        "{} computes attention with plain operators (soft-capping); drop the option",
+                        self.name
+                    );
+                    return Err(out_of_range("attention", self.attention, &rule));
+                }
+                decoder.layers
             }
         };
         if layers > MAX_LAYERS {
@@ -300,11 +325,16 @@ impl Model {
                 let tokens = self.tokens(&tape);
                 self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch]), loss_of)
             }
-            Architecture::Llama(config) => {
+            Architecture::GptNeox(config) => {
+                let model = GptNeoxForCausalLm::new(&tape, config, self.dtype, self.attention);
+                let tokens = self.tokens(&tape);
+                self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch]), loss_of)
+            }
+            Architecture::Decoder(config) => {
                 if let Some(group) = config.group {
                     tape.share(group);
                 }
-                let model = LlamaForCausalLm::new(&tape, config, self.dtype, self.attention);
+                let model = Decoder::new(&tape, config, self.dtype, self.attention);
                 let tokens = self.tokens(&tape);
                 let positions = config.group.map(|_| tape.input(Dtype::I64, &[1, self.seq]));
                 self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch], positions.as_ref()), loss_of)
@@ -328,6 +358,15 @@ impl Model {
 /// The first output of the Hugging Face models; the second is the logits.
 fn loss_of((loss, _): &(Tensor, Tensor)) -> Tensor {
     loss.clone()
+}
+
+impl FakeError {
+    /// A model that is given by its config has no such option.
+    #[must_use]
+    pub fn unknown_option(model: &str, option: Opt) -> Self {
+        let known = format!("{}; its sizes come from its config", known_options());
+        FakeError::UnknownOption { model: model.to_owned(), name: option.to_string(), known }
+    }
 }
 
 /// The options of every model.

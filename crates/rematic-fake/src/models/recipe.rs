@@ -111,6 +111,10 @@ impl Recipe {
                 &format!("the loss of {name} is the sum of its output; leave it out"),
             ));
         }
+        if self.loss == Some(LossKind::Chunked) && architecture.scales_logits() {
+            let rule = format!("{name} scales its logits, which rematic.chunked_loss does not; leave it out");
+            return Err(out_of_range(LOSS, CHUNKED, &rule));
+        }
         let Some(lora) = &mut self.lora else { return Ok(self) };
         if !(1..=HIGHEST_RANK).contains(&lora.rank) {
             return Err(out_of_range(LORA, lora.rank, &format!("the rank must be from 1 to {HIGHEST_RANK}")));

@@ -12,6 +12,7 @@ mod matmul;
 mod norm;
 mod redistribute;
 mod reduce;
+mod routing;
 mod view;
 mod vocabulary;
 
