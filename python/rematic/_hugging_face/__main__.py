@@ -62,7 +62,8 @@ def captured(request: Any) -> dict[str, Any]:
         warnings.simplefilter("always")
         try:
             text = document(model, optimizer=optimizer, **batch.arguments)
-        except RuntimeError as error:
+        except Exception as error:
+            # In torch's words.
             if "No available kernel" not in str(error):
                 raise
             raise Refused(f"no attention of this step can run in the kernel `{request.attention}`; drop `attention`") from error

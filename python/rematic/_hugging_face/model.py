@@ -28,6 +28,8 @@ TASKS = (
     "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING",
     "MODEL_MAPPING",
 )
+# The most that is told of an error of transformers.
+LONGEST_REASON = 500
 # Random numbers decide with these what runs at all.
 DECIDED_BY_CHANCE = {"layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "apply_spec_augment": False}
 
@@ -47,6 +49,9 @@ def config_of(request: Request) -> Any:
     except Exception as error:
         raise Refused(f"transformers {transformers.__version__} does not take this config: {_line(error)}") from error
     config.use_cache = False
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        # Answers are shifted by it; which one it is does not matter here.
+        config.decoder_start_token_id = 0
     return config
 
 
@@ -139,5 +144,4 @@ def _dtype_in(config: dict[str, Any]) -> str | None:
 
 def _line(error: Exception) -> str:
     """An error on one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'it does not say why'}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON] or 'it does not say why'}"
