@@ -36,7 +36,7 @@ DECIDED_BY_CHANCE = {"layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerd
 
 def config_of(request: Request) -> Any:
     """The config as transformers reads it. No code comes with it: a type that transformers has not is refused."""
-    kind = request.config.get("model_type")
+    kind = str(request.config.get("model_type"))
     if kind not in transformers.CONFIG_MAPPING:
         own = " (its own code, which `auto_map` names, is never run)" if "auto_map" in request.config else ""
         raise Refused(
@@ -100,13 +100,13 @@ def _set_dropout(config: Any, dropout: float) -> None:
         raise Refused(f"`{config.model_type}` has no dropout in its config; drop the option")
 
 
-def class_of(config: Any, named: Any) -> type[nn.Module]:
+def class_of(config: Any, named: Any) -> Any:
     """The class that the config names, or else what models of this kind are mostly trained as."""
-    name = named[0] if isinstance(named, list) and named else None
-    cls = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    cls: Any = getattr(transformers, name, None) if name.isidentifier() else None
     is_model = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)
     # A model without a head has no loss.
-    has_head = isinstance(name, str) and ("For" in name or "LMHead" in name or "WithProjection" in name)
+    has_head = any(part in name for part in ("For", "LMHead", "WithProjection"))
     if is_model and has_head and getattr(cls, "config_class", None) is type(config):
         return cls
     for task in TASKS:
@@ -118,7 +118,7 @@ def class_of(config: Any, named: Any) -> type[nn.Module]:
     raise Refused(f"transformers {transformers.__version__} has no model for a config of type `{config.model_type}`")
 
 
-def build(cls: type[nn.Module], config: Any, request: Request) -> nn.Module:
+def build(cls: Any, config: Any, request: Request) -> nn.Module:
     """The model, on the meta device."""
     said = request.dtype or _dtype_in(request.config)
     dtype = DTYPES[said or "fp32"]
