@@ -56,6 +56,14 @@ pub enum Error {
         Opt("precision").to("mixed"), Opt("fsdp").to("GPUS")
     )]
     MixedWithoutSharding,
+    /// A port that cannot be listened on.
+    #[error("cannot listen on 127.0.0.1:{port}: {source}; give another {}, or none for any that is free", Opt("port"))]
+    Port {
+        /// The port; 0 for any.
+        port: u16,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A source is a directory.
     #[error("{} is a directory; give {}", path.display(), path.join("config.json").display())]
     Directory {

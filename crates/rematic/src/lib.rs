@@ -53,10 +53,10 @@ pub use rematic_plan::{
 pub use rematic_rehearsal::{Card, Record, Rehearsal, RehearsalError};
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
-    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, Memory, MilpReport, Pace, PlanReport, Prediction,
-    RehearsalReport, SavedPage, SavedReport, Setup, SnapshotPage, SnapshotReport, StatsReport, Style, devices_json,
-    devices_text, models_json, models_text, plan_html, plan_python, timeline_csv, trace_html, variants_html,
-    variants_text, visible,
+    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, ExploreAnswer, ExploreChoice, ExploreCurve, ExplorePage,
+    Memory, MilpReport, Pace, PlanReport, Prediction, RehearsalReport, SavedPage, SavedReport, Setup, SnapshotPage,
+    SnapshotReport, StatsReport, Style, devices_json, devices_text, explore_refusal, models_json, models_text,
+    plan_html, plan_python, timeline_csv, trace_html, variants_html, variants_text, visible,
 };
 pub use rematic_snapshot::{Snapshot, SnapshotError, Story};
 pub use rematic_torch::{
