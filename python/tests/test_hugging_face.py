@@ -80,6 +80,11 @@ def test_inputs_and_loss_are_of_the_models_kind(config: dict[str, Any], cls: str
     assert found.get("set") == ("encoder_layerdrop 0.0" if config["model_type"] == "whisper" else None)
 
 
+def test_kernels_that_a_config_names_are_not_loaded() -> None:
+    code = {"attn_implementation": "org/kernel", "_attn_implementation": "org/kernel", "auto_map": {"AutoModel": "code.Model"}}
+    assert captured(request({**BERT, **code})) == captured(request(BERT))
+
+
 def test_options_are_honoured() -> None:
     longer = facts(BERT, layers=3, seq=7, dropout=0.0, optimizer="none")
     assert (longer["seq"], longer["optimizer"]) == (7, "none")

@@ -43,9 +43,8 @@ def config_of(request: Request) -> Any:
             f"transformers {transformers.__version__} has no model of type `{kind}`{own}; build the model yourself, and give "
             "what rematic.capture captures of it"
         )
-    fields = {key: value for key, value in request.config.items() if key not in ("auto_map", "dtype", "torch_dtype")}
     try:
-        config = transformers.CONFIG_MAPPING[kind].from_dict(fields)
+        config = transformers.CONFIG_MAPPING[kind].from_dict(_harmless(request.config))
     except Exception as error:
         raise Refused(f"transformers {transformers.__version__} does not take this config: {_line(error)}") from error
     config.use_cache = False
@@ -53,6 +52,21 @@ def config_of(request: Request) -> Any:
         # Answers are shifted by it; which one it is does not matter here.
         config.decoder_start_token_id = 0
     return config
+
+
+def _harmless(value: Any) -> Any:
+    """A config without fields that name code: that of its model, or of kernels that transformers would load."""
+    if isinstance(value, list):
+        return [_harmless(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _harmless(inner) for key, inner in value.items() if not _is_left_out(key)}
+
+
+def _is_left_out(field: str) -> bool:
+    names_code = field.startswith("_") or field.endswith("_implementation") or field in ("auto_map", "use_kernels")
+    # The type is an option of its own.
+    return names_code or field in ("dtype", "torch_dtype")
 
 
 def change(config: Any, request: Request) -> list[str]:
@@ -120,8 +134,7 @@ def class_of(config: Any, named: Any) -> Any:
 
 def build(cls: Any, config: Any, request: Request) -> nn.Module:
     """The model, on the meta device."""
-    said = request.dtype or _dtype_in(request.config)
-    dtype = DTYPES[said or "fp32"]
+    dtype = DTYPES[dtype_of(request)]
     try:
         with torch.device("meta"):
             model = cls._from_config(config, dtype=dtype)
@@ -136,10 +149,10 @@ def build(cls: Any, config: Any, request: Request) -> nn.Module:
     return model.train()
 
 
-def _dtype_in(config: dict[str, Any]) -> str | None:
-    """The type that the config says its weights have."""
-    said = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
-    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(said)
+def dtype_of(request: Request) -> str:
+    """The type that is asked for, or else the one that the config says its weights have."""
+    said = str(request.config.get("dtype") or request.config.get("torch_dtype") or "").removeprefix("torch.")
+    return request.dtype or {"bfloat16": "bf16", "float16": "fp16"}.get(said, "fp32")
 
 
 def _line(error: Exception) -> str:
