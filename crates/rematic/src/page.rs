@@ -4,7 +4,7 @@ use rematic_report::{OnDevice, Origins, Page, PlanView};
 use rematic_trace::{Bytes, Verdict};
 
 use crate::error::Error;
-use crate::planning::BOTH;
+use crate::planning::EXACT;
 use crate::room::Found;
 use crate::study::Study;
 
@@ -98,7 +98,7 @@ impl Study {
         let (budget, Outcome { verdict, solution }) = match options.budget {
             Some(budget) => (budget, problem.exact(budget)),
             None => {
-                let Found { outcome, budget, .. } = self.for_device(problem, &BOTH);
+                let Found { outcome, budget, .. } = self.for_device(problem, EXACT);
                 (budget, outcome)
             }
         };

@@ -84,7 +84,8 @@ pub(crate) struct ManArguments {
 
 #[derive(Args)]
 pub(crate) struct SourceArguments {
-    /// A built-in model's name, a Hugging Face config.json, or a saved trace; for explain and report also a memory snapshot.
+    /// A built-in model's name, a Hugging Face config.json or a model's id in its local cache, or a saved trace; for explain and report
+    /// also a memory snapshot.
     #[arg(value_name = "SOURCE")]
     pub(crate) source: String,
     /// Sequences in the batch [default: the model's own]
@@ -96,7 +97,7 @@ pub(crate) struct SourceArguments {
     /// Type of parameters and activations [default: the model's own]
     #[arg(long, value_name = "DTYPE", value_parser = named(options::DTYPES))]
     dtype: Option<Dtype>,
-    /// Optimizer; unless fused, in PyTorch's foreach implementation [default: adam]
+    /// Optimizer; unless fused, in PyTorch's foreach implementation [default: adamw-fused; adam for seed-transformer]
     #[arg(long, value_name = "OPTIMIZER", value_parser = named(options::OPTIMIZERS))]
     optimizer: Option<Optimizer>,
     /// Attention kernel [default: auto]

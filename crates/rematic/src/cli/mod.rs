@@ -108,7 +108,9 @@ fn explain(arguments: &ExplainArguments, given: &[String]) -> Result<String, Fai
     let study = Study::new(read(&arguments.step.source)?, target, Limits::default())?;
     let explanation = study.explain()?;
     let settings = study.tried_settings();
+    let setup = study.setup();
     let report = ExplanationReport {
+        setup: &setup,
         explanation: &explanation,
         device: &study.target().device,
         memory: study.memory(),

@@ -49,7 +49,8 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_is_planned() {
-        let report = "rematic report gpt2 --batch 2 --budget 1GiB -o x.html --csv y --whole --only *.mlp --only h --json -q";
+        let report =
+            "rematic report gpt2 --batch 2 --budget 1GiB -o x.html --csv y --whole --only *.mlp --only h --json -q";
         assert_eq!(planned(report), "rematic plan gpt2 --batch 2 --only '*.mlp' --only h --whole");
         assert_eq!(planned("rematic report --device h100 gpt2"), "rematic plan gpt2 --device h100");
     }

@@ -159,7 +159,8 @@ impl Answers {
                 step
             }
         };
-        let study = Arc::new(Study::new(step, target, Limits { cancel: Cancel::default(), ..planning::limits(limits) })?);
+        let study =
+            Arc::new(Study::new(step, target, Limits { cancel: Cancel::default(), ..planning::limits(limits) })?);
         locked(&self.studies).put(&question.step, Arc::clone(&study));
         Ok(study)
     }

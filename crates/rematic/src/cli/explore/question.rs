@@ -31,12 +31,14 @@ impl Catalog {
     pub(super) fn new(name: &str, source: &Source, devices: &Devices) -> Result<Self, Error> {
         let without = match source {
             Source::Trace(_) => fixed_by(source.clone())?,
+            Source::Foreign(_) => vec![("tp", "The model is captured as it is, on one GPU.".to_owned())],
             Source::Model(_) => Vec::new(),
         };
         let known = |name: &str| BUILTIN.iter().find(|model| model.name == name);
         let help = known(name).map_or("the source that was given", |model| model.description).to_owned();
         let first = ExploreChoice { name: name.to_owned(), help, without };
-        let others = BUILTIN.iter().filter(|model| model.name != name).map(|model| choice(model.name, model.description));
+        let others =
+            BUILTIN.iter().filter(|model| model.name != name).map(|model| choice(model.name, model.description));
         let device = |device: &crate::Device| choice(&device.name, &device.product);
         Ok(Catalog {
             models: std::iter::once(first).chain(others).collect(),
@@ -188,7 +190,8 @@ impl<'a> Layout<'a> {
                 format!("{label}: `{text}` is not a number of GPUs; give a whole number from 1 to {}", u32::MAX)
             }),
         };
-        let (gpus, tp, copies) = (number("gpus", "GPUs")?, number("tp", "Tensor parallel")?, number("replicate", "Copies")?);
+        let (gpus, tp, copies) =
+            (number("gpus", "GPUs")?, number("tp", "Tensor parallel")?, number("replicate", "Copies")?);
         if gpus == 1 {
             return Ok(Layout { shards: 1, tp: 1, copies: 1, reshard: None });
         }
@@ -202,7 +205,9 @@ impl<'a> Layout<'a> {
                 (1, copies) => format!("{copies} copies of the model"),
                 (tp, copies) => format!("{copies} copies of the model with groups of {tp} for tensor parallelism"),
             };
-            return Err(format!("{gpus} GPUs cannot be divided evenly into {parts}; choose numbers whose product divides {gpus}"));
+            return Err(format!(
+                "{gpus} GPUs cannot be divided evenly into {parts}; choose numbers whose product divides {gpus}"
+            ));
         };
         if shards == 1 && copies > 1 {
             return Err(format!(
@@ -214,8 +219,11 @@ impl<'a> Layout<'a> {
 
     fn options(&self) -> Vec<(&'static str, String)> {
         let several = [("tp", self.tp), ("fsdp", self.shards), ("replicate", self.copies)];
-        let mut options: Vec<(&'static str, String)> =
-            several.iter().filter(|(_, number)| *number > 1).map(|(name, number)| (*name, number.to_string())).collect();
+        let mut options: Vec<(&'static str, String)> = several
+            .iter()
+            .filter(|(_, number)| *number > 1)
+            .map(|(name, number)| (*name, number.to_string()))
+            .collect();
         options.extend(self.reshard.filter(|_| self.shards > 1).map(|reshard| ("reshard", reshard.to_owned())));
         options
     }
@@ -268,10 +276,15 @@ mod tests {
         let uneven = "8 GPUs cannot be divided evenly into groups of 3 for tensor parallelism; choose numbers whose product divides 8";
         assert_eq!(said(&[("gpus", "8"), ("tp", "3")]), uneven);
         assert!(said(&[("gpus", "8"), ("replicate", "3")]).contains("into 3 copies of the model;"));
-        assert!(said(&[("gpus", "8"), ("replicate", "8")]).starts_with("8 copies on 8 GPUs leave no GPUs to share a copy"));
+        assert!(
+            said(&[("gpus", "8"), ("replicate", "8")]).starts_with("8 copies on 8 GPUs leave no GPUs to share a copy")
+        );
         assert!(said(&[("gpus", "8"), ("tp", "65536"), ("replicate", "65536")]).contains("cannot be divided"));
         for wrong in ["0", "-1", "1.5", "many", "99999999999"] {
-            assert!(said(&[("gpus", wrong)]).starts_with(&format!("GPUs: `{wrong}` is not a number of GPUs")), "{wrong}");
+            assert!(
+                said(&[("gpus", wrong)]).starts_with(&format!("GPUs: `{wrong}` is not a number of GPUs")),
+                "{wrong}"
+            );
         }
     }
 
