@@ -1,12 +1,14 @@
 //! The command line.
 
 mod arguments;
+mod explore;
 mod manual;
 mod planning;
 mod rehearsal;
 mod report;
 mod snapshot;
 mod terminal;
+mod typed;
 mod values;
 
 use std::ffi::OsString;
@@ -32,8 +34,8 @@ const REFUSED: u8 = 2;
 /// error, 3 infeasible; 128 and the signal's number for a rehearsal that was interrupted.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let parsed = Arguments::command().try_get_matches_from(arguments);
-    let parsed = parsed.and_then(|matches| Ok((Arguments::from_arg_matches(&matches)?, snapshot::given(&matches))));
-    let (arguments, given) = match parsed {
+    let parsed = parsed.and_then(|matches| Ok((Arguments::from_arg_matches(&matches)?, matches)));
+    let (arguments, matches) = match parsed {
         Ok(parsed) => parsed,
         Err(usage) => {
             // Nobody is left to tell if this fails.
@@ -41,6 +43,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(usage.exit_code()).unwrap_or(REFUSED);
         }
     };
+    let given = snapshot::given(&matches);
     let warnings = if arguments.quiet { Warnings::Silent } else { Warnings::Shown };
     let result = match &arguments.verb {
         Verb::Trace(arguments) => trace(arguments).map(Answer::done),
@@ -49,7 +52,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Verb::Plan(arguments) => planning::plan(arguments, warnings),
         Verb::Curve(arguments) => planning::curve(arguments, warnings),
         Verb::Replay(arguments) => planning::replay(arguments),
-        Verb::Report(arguments) => report::report(arguments, &given, warnings),
+        Verb::Report(arguments) => report::report(arguments, &given, typed::plan_command(&matches), warnings),
+        Verb::Explore(arguments) => explore::explore(arguments).map(Answer::done),
         Verb::Rehearse(arguments) => rehearsal::rehearse(arguments),
         Verb::Devices(arguments) => devices(arguments).map(Answer::done),
         Verb::Models { json } => models(*json).map(Answer::done),
@@ -104,7 +108,9 @@ fn explain(arguments: &ExplainArguments, given: &[String]) -> Result<String, Fai
     let study = Study::new(read(&arguments.step.source)?, target, Limits::default())?;
     let explanation = study.explain()?;
     let settings = study.tried_settings();
+    let setup = study.setup();
     let report = ExplanationReport {
+        setup: &setup,
         explanation: &explanation,
         device: &study.target().device,
         memory: study.memory(),
