@@ -1,8 +1,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::recipe::RecipeArguments;
 use super::explore::ExploreArguments;
+use super::recipe::RecipeArguments;
 use super::values::{count, devices, named, points, probability, several};
 use crate::options::{self, Reshard};
 use crate::{
