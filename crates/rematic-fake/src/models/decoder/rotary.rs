@@ -110,6 +110,9 @@ impl Rotation {
         let turn = Turn::new(angles);
         if self != Rotation::Part {
             let turned = (turn.halves(queries), turn.halves(keys));
+            if self != Rotation::Wide {
+                return turned;
+            }
             return (turned.0.to(queries.dtype()), turned.1.to(keys.dtype()));
         }
         let width = turn.cosines.size(-1);
