@@ -92,8 +92,21 @@ impl Foreign {
 
     /// What Python is asked. Every option is here, or refused by its name.
     fn request(&self, options: &Options) -> Result<Value, Error> {
-        let Options { batch, seq, dtype, optimizer, attention, layers, dropout, dim, heads, vocab, tp, tp_rank, recipe } =
-            options;
+        let Options {
+            batch,
+            seq,
+            dtype,
+            optimizer,
+            attention,
+            layers,
+            dropout,
+            dim,
+            heads,
+            vocab,
+            tp,
+            tp_rank,
+            recipe,
+        } = options;
         let others = [
             ("dim", dim.is_some()),
             ("heads", heads.is_some()),

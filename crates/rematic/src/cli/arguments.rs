@@ -1,6 +1,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use super::explore::ExploreArguments;
 use super::recipe::RecipeArguments;
 use super::values::{count, devices, named, points, probability, several};
 use crate::options::{self, Reshard};
@@ -436,22 +437,6 @@ pub(crate) struct ReportArguments {
     /// Also write the step under the plan as a table: a row per operator, with the memory after it.
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-}
-
-#[derive(Args)]
-pub(crate) struct ExploreArguments {
-    /// What to begin with: a built-in model's name, a Hugging Face config.json, or a saved trace.
-    #[arg(value_name = "SOURCE", default_value = options::MODEL)]
-    pub(crate) source: String,
-    /// The port on 127.0.0.1 [default: any that is free]
-    #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
-    pub(crate) port: Option<u16>,
-    /// Print the address, and open no browser.
-    #[arg(long)]
-    pub(crate) no_open: bool,
-    /// A file with more devices, in the format of the built-in list.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) device_file: Option<PathBuf>,
 }
 
 #[derive(Args)]

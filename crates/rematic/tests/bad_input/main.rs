@@ -3,6 +3,7 @@
 
 mod config;
 mod devices;
+mod explore;
 mod options;
 mod output;
 mod planning;

@@ -81,7 +81,9 @@ impl Family {
     /// The layers that PEFT gives adapters if it is not told which (`TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING` of 0.21).
     pub(super) fn lora_targets(self) -> &'static [&'static str] {
         match self {
-            Family::Phi3 | Family::Olmo2 | Family::Granite | Family::Cohere | Family::Qwen2Moe | Family::Qwen3Moe => &[],
+            Family::Phi3 | Family::Olmo2 | Family::Granite | Family::Cohere | Family::Qwen2Moe | Family::Qwen3Moe => {
+                &[]
+            }
             _ => &["q_proj", "v_proj"],
         }
     }
