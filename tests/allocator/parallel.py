@@ -124,7 +124,7 @@ def main(command: str, names: list[str]) -> None:
             step = f"{place}/step.rmt"
             captured(name, step)
             ready(model_of(name))
-            compare(command, name, [step], lambda plan=None, _late=True: train(name, plan), lates=(True,))
+            compare(command, name, [step], lambda plan=None, _late=True, name=name: train(name, plan), lates=(True,))
 
 
 if __name__ == "__main__":

@@ -105,9 +105,6 @@ def line(what: str, promised: int, memory: dict[str, int], real: dict[str, int])
 
 def ready(model: models.Model) -> None:
     """Imports all that a step needs once, before the processes part."""
-    import torch.distributed.fsdp
-    import torch.distributed.tensor.parallel
-    import torch.testing._internal.distributed.fake_pg
 
     import rematic  # noqa: F401
 

@@ -221,6 +221,9 @@ pub(super) fn causal_lm_loss(logits: &Tensor, labels: &Tensor, group: Option<Ten
     }
 }
 
+/// Over so many parts `rematic.chunked_loss` computes the loss if it is not told.
+const CHUNKS: u64 = 8;
+
 /// The last hidden states through the output layer, whose result is scaled, and the loss.
 pub(super) fn lm_outputs(
     hidden: &Tensor,
@@ -229,6 +232,11 @@ pub(super) fn lm_outputs(
     labels: &Tensor,
     group: Option<TensorParallel>,
 ) -> (Tensor, Tensor) {
+    if hidden.tape().training(|training| training.chunks_loss) {
+        // Logits are not returned.
+        let loss = hidden.chunked_loss(lm_head.weight(), labels, CHUNKS);
+        return (loss.clone(), loss);
+    }
     let hidden = hidden.alias();
     let logits = scale(lm_head.forward_gathered(&hidden, group));
     let loss = causal_lm_loss(&logits, labels, group);

@@ -90,6 +90,12 @@ impl Attention {
             });
             return query.clone();
         }
+        let (value, key, query) = (&value.lowered(), &key.lowered(), &query.lowered());
+        query.tape().inside_operator(|| self.attend_inside(query, key, value, mask))
+    }
+
+    /// The same behind autocast.
+    fn attend_inside(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
         let refused = match self.kernel {
             AttentionKernel::Flash => refused_by_flash(query, mask.is_some()),
             AttentionKernel::Efficient => refused_by_efficient(query),

@@ -8,6 +8,7 @@ mod options;
 mod output;
 mod planning;
 mod plans;
+mod recipes;
 mod report;
 mod run;
 mod sharding;
