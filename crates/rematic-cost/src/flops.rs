@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `mm`, `addmm`, `_scaled_mm` of `[m,k]` and `[k,n]` | `2·m·k·n` |
 //! | `bmm`, `baddbmm` of `[b,m,k]` and `[b,k,n]` | `2·b·m·k·n` |
+//! | `_grouped_mm` of `[m,k]`, in groups of rows, and `[g,k,n]`; or, for the gradient, of `[m,k]` and `[k,n]` | `2·m·k·n` |
 //! | convolution of `[N,…]` by a weight `[c0,c1,*kernel]` | `2·N·c0·c1·∏kernel·∏positions` |
 //! | its backward | the same once for the input's gradient and once for the weight's, where they are returned |
 //! | attention of `q [b,h,s,d]`, `k [b,g,t,d]`, `v [b,g,t,e]` | `2·b·h·s·t·(d+e)` |
@@ -27,7 +28,8 @@
 //!
 //! # Where the rules differ
 //! For the gradient of a *grouped* convolution's weight torch counts every pair of channels, so it is too high by the
-//! number of groups. [`CostRule::Torch`] repeats that; [`CostRule::Physical`] does not.
+//! number of groups. [`CostRule::Torch`] repeats that; [`CostRule::Physical`] does not. Torch knows no `_grouped_mm`, and
+//! counts it as nothing.
 //!
 //! # Shapes that do not fit
 //! An operator whose tensors are missing or do not fit together counts as 0 flops: its bytes still give it a time, and a
@@ -44,8 +46,12 @@ pub enum Formula {
     None,
     /// A matmul of the two inputs that begin at this position.
     Matmul(usize),
+    /// A matmul of the second and third input, added to the first in place.
+    AddedMatmul,
     /// A batched matmul of the two inputs that begin at this position.
     BatchedMatmul(usize),
+    /// A matmul of rows with one of several matrices each, as experts have them.
+    GroupedMatmul,
     /// A convolution of input and weight, plain or transposed.
     Convolution,
     /// Its backward: gradient of the output, input, weight.
@@ -71,8 +77,10 @@ impl Formula {
         match operator {
             "mm" | "_scaled_mm" => Formula::Matmul(0),
             "addmm" => Formula::Matmul(1),
+            "addmm_" => Formula::AddedMatmul,
             "bmm" => Formula::BatchedMatmul(0),
             "baddbmm" => Formula::BatchedMatmul(1),
+            "_grouped_mm" => Formula::GroupedMatmul,
             "convolution"
             | "_convolution"
             | "cudnn_convolution"
@@ -102,7 +110,12 @@ impl Formula {
         let count = match self {
             Formula::None => None,
             Formula::Matmul(first) => matmul(shape(first), shape(first + 1)),
+            // Torch's counter does not know it.
+            Formula::AddedMatmul if rule == CostRule::Torch => None,
+            Formula::AddedMatmul => matmul(shape(1), shape(2)),
             Formula::BatchedMatmul(first) => batched_matmul(shape(first), shape(first + 1)),
+            Formula::GroupedMatmul if rule == CostRule::Torch => None,
+            Formula::GroupedMatmul => grouped_matmul(shape(0), shape(1)),
             Formula::Convolution => {
                 let output = outputs.first().map(|layout| layout.shape.as_slice());
                 Convolution::new(shape(0), shape(1), output).map(|convolution| convolution.forward())
@@ -125,8 +138,8 @@ impl Formula {
         let factor = match self {
             Formula::None => return None,
             Formula::Matmul(first) | Formula::BatchedMatmul(first) => first,
-            Formula::Convolution | Formula::Attention | Formula::Recurrent { .. } => 0,
-            Formula::ConvolutionBackward | Formula::AttentionBackward => 1,
+            Formula::GroupedMatmul | Formula::Convolution | Formula::Attention | Formula::Recurrent { .. } => 0,
+            Formula::AddedMatmul | Formula::ConvolutionBackward | Formula::AttentionBackward => 1,
         };
         inputs.get(factor).map(|layout| layout.dtype)
     }
@@ -149,6 +162,13 @@ fn batched_matmul(left: Shape<'_>, right: Shape<'_>) -> Option<u128> {
     match (left?, right?) {
         (&[b, m, k], &[b2, k2, n]) if b == b2 && k == k2 => Some(product([2, b, m, k, n])),
         _ => None,
+    }
+}
+
+fn grouped_matmul(left: Shape<'_>, right: Shape<'_>) -> Option<u128> {
+    match (left?, right?) {
+        (&[m, k], &[_, k2, n]) if k == k2 => Some(product([2, m, k, n])),
+        (left, right) => matmul(Some(left), Some(right)),
     }
 }
 
@@ -285,9 +305,13 @@ mod tests {
     fn matmuls_count_two_per_product() {
         assert_eq!(physical("mm", &[&[2, 3], &[3, 5]], &[]), 60);
         assert_eq!(physical("addmm", &[&[5], &[2, 3], &[3, 5]], &[]), 60);
+        assert_eq!(physical("addmm_", &[&[2, 5], &[2, 3], &[3, 5]], &[]), 60);
         assert_eq!(physical("_scaled_mm", &[&[2, 3], &[3, 5], &[], &[]], &[]), 60);
         assert_eq!(physical("bmm", &[&[7, 2, 3], &[7, 3, 5]], &[]), 420);
         assert_eq!(physical("baddbmm", &[&[7, 2, 5], &[7, 2, 3], &[7, 3, 5]], &[]), 420);
+        assert_eq!(physical("_grouped_mm", &[&[8, 3], &[7, 3, 5], &[7]], &[]), 240);
+        assert_eq!(physical("_grouped_mm", &[&[5, 8], &[8, 3], &[7]], &[]), 240);
+        assert_eq!(count("_grouped_mm", &[&[8, 3], &[7, 3, 5], &[7]], &[], CostRule::Torch), 0);
         assert_eq!(physical("add", &[&[2, 3], &[3, 5]], &[]), 0);
     }
 

@@ -12,6 +12,7 @@ use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::memory::{Memory, OnDevice};
 use crate::pace::{Pace, PaceJson};
 use crate::regions::{self, RegionJson, place, policy};
+use crate::setup::{Setup, SetupJson};
 use crate::style::{Sentence, Style, Tone};
 use crate::table::{Column, Table};
 
@@ -39,6 +40,7 @@ pub struct PlanReport<'a> {
 /// What every planner's answer looks like as JSON.
 #[derive(Serialize)]
 pub(crate) struct PlanJson<'a> {
+    pub(crate) options: &'a SetupJson,
     pub(crate) outcome: &'static str,
     pub(crate) budget_bytes: Bytes,
     pub(crate) baseline_peak_bytes: Bytes,
@@ -78,7 +80,7 @@ impl PlanReport<'_> {
     /// One JSON document.
     #[must_use]
     pub fn json(&self) -> String {
-        let plan = self.document;
+        let (plan, setup) = (self.document, self.setup());
         let (is_planned, is_infeasible) = (self.verdict == Verdict::Planned, self.verdict == Verdict::Infeasible);
         let regions = plan.regions.iter().filter(|_| is_planned).map(|region| RegionJson {
             module: &region.module,
@@ -90,6 +92,7 @@ impl PlanReport<'_> {
         let of_plan = |time: Millis| if is_planned { time } else { Millis(0.0) };
         let least = self.replayed.filter(|_| self.verdict == Verdict::Infeasible);
         json(&PlanJson {
+            options: setup.json(),
             outcome: self.verdict.word(),
             budget_bytes: plan.budget_bytes,
             baseline_peak_bytes: plan.baseline_peak_bytes,
@@ -115,10 +118,14 @@ impl PlanReport<'_> {
         })
     }
 
+    fn setup(&self) -> Setup {
+        Setup::new(self.trace, &self.document.device)
+    }
+
     /// A summary for people.
     #[must_use]
     pub fn text(&self, style: Style) -> String {
-        let mut text = style.paint(&self.trace.origin.model, Tone::Strong) + "\n";
+        let mut text = self.setup().text(style);
         match self.verdict {
             Verdict::Fits => {
                 let PlanDocument { baseline_peak_bytes: peak, budget_bytes: budget, .. } = self.document;
@@ -265,8 +272,8 @@ pub struct CurvePoint {
 /// The curve of budget against time, from the step as it is down to the least that can be reached.
 #[derive(Clone, Debug)]
 pub struct CurveReport<'a> {
-    /// The model.
-    pub model: &'a str,
+    /// What it is of.
+    pub setup: &'a Setup,
     /// Time of the step without recomputation.
     pub step: Millis,
     /// The largest budget first.
@@ -283,12 +290,14 @@ impl CurveReport<'_> {
     pub fn json(&self) -> String {
         #[derive(Serialize)]
         struct Json<'a> {
+            options: &'a SetupJson,
             step_ms: Millis,
             points: &'a [CurvePoint],
             #[serde(skip_serializing_if = "Option::is_none")]
             measured: Option<MeasuredJson<'a>>,
         }
-        json(&Json { step_ms: self.step, points: self.points, measured: measured_json(self.measured) })
+        let measured = measured_json(self.measured);
+        json(&Json { options: self.setup.json(), step_ms: self.step, points: self.points, measured })
     }
 
     /// A table with bars.
@@ -317,8 +326,7 @@ impl CurveReport<'_> {
                 bar,
             ]);
         }
-        let heading = style.paint(self.model, Tone::Strong) + "\n";
-        heading + &table.render(style) + &self.first_that_fits() + &measured_text(self.measured)
+        self.setup.text(style) + &table.render(style) + &self.first_that_fits() + &measured_text(self.measured)
     }
 
     /// The largest budget whose plan fits the device, with what PyTorch's allocator reserves.

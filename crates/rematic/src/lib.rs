@@ -20,6 +20,8 @@
 pub mod cli;
 mod connection;
 mod error;
+mod foreign;
+mod hub;
 mod milp;
 pub mod options;
 mod pace;
@@ -33,6 +35,7 @@ mod target;
 
 pub use connection::{Link, Network, NoConnection};
 pub use error::Error;
+pub use foreign::{Foreign, PYTHON};
 pub use milp::{MilpAnswer, replay_milp};
 pub use page::{PageAnswer, PageOptions};
 pub use planning::{CurveAnswer, MilpSettings, PlanAnswer, Planner};
@@ -40,8 +43,8 @@ pub use rematic_allocator::{Settings, SettingsError};
 pub use rematic_cost::{
     CostError, CostRule, CostTable, Costs, Device, Devices, Links, Measured, Signature, Signatures,
 };
-pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
-pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
+pub use rematic_fake::models::{BUILTIN, Builtin, LossKind, Model, Options, Recipe};
+pub use rematic_fake::{AttentionKernel, FakeError, Lora, Optimizer};
 pub use rematic_layout::{Fsdp2, Fsdp2Error, fsdp2, layers as fsdp2_layers};
 pub use rematic_plan::{
     Cancel, CategoryBytes, DocumentError, Explanation, Limits, Outcome, Place, PlanDocument, PlanError, PlannedMoment,
@@ -50,10 +53,10 @@ pub use rematic_plan::{
 pub use rematic_rehearsal::{Card, Record, Rehearsal, RehearsalError};
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
-    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, Memory, MilpReport, Pace, PlanReport, Prediction,
-    RehearsalReport, SavedPage, SavedReport, SnapshotPage, SnapshotReport, StatsReport, Style, devices_json,
-    devices_text, models_json, models_text, plan_html, plan_python, timeline_csv, trace_html, variants_html,
-    variants_text, visible,
+    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, ExploreAnswer, ExploreChoice, ExploreCurve, ExplorePage,
+    Memory, MilpReport, Pace, PlanReport, Prediction, RehearsalReport, SavedPage, SavedReport, Setup, SnapshotPage,
+    SnapshotReport, StatsReport, Style, devices_json, devices_text, explore_refusal, models_json, models_text,
+    plan_html, plan_python, timeline_csv, trace_html, variants_html, variants_text, visible,
 };
 pub use rematic_snapshot::{Snapshot, SnapshotError, Story};
 pub use rematic_torch::{

@@ -4,13 +4,13 @@ use std::time::Duration;
 use rayon::prelude::*;
 use rematic_cost::{Device, Measured};
 use rematic_plan::{Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
-use rematic_report::{CurvePoint, CurveReport, Memory, MilpReport, OnDevice, Pace, PlanReport, Style};
+use rematic_report::{CurvePoint, CurveReport, Memory, MilpReport, OnDevice, Pace, PlanReport, Setup, Style};
 use rematic_torch::MilpOutcome;
 use rematic_trace::{Bytes, Flops, Millis, Opt, StepTrace, Verdict};
 
 use crate::error::Error;
 use crate::milp::MilpAnswer;
-use crate::room::{Fitting, Found, Search};
+use crate::room::{Fitting, Found, Searches};
 use crate::study::Study;
 
 /// How to plan.
@@ -88,7 +88,7 @@ impl PlanAnswer {
     #[must_use]
     pub fn text(&self, style: Style) -> String {
         match &self.milp {
-            Some(milp) => self.milp_report(milp).text(style),
+            Some(milp) => self.milp_report(milp, &self.setup()).text(style),
             None => self.report().text(style),
         }
     }
@@ -97,7 +97,7 @@ impl PlanAnswer {
     #[must_use]
     pub fn json(&self) -> String {
         match &self.milp {
-            Some(milp) => self.milp_report(milp).json(),
+            Some(milp) => self.milp_report(milp, &self.setup()).json(),
             None => self.report().json(),
         }
     }
@@ -133,8 +133,13 @@ impl PlanAnswer {
         PlanAnswer { verdict, ..self }
     }
 
-    fn milp_report<'a>(&'a self, milp: &'a MilpAnswer) -> MilpReport<'a> {
+    fn setup(&self) -> Setup {
+        Setup::new(&self.trace, &self.device.name)
+    }
+
+    fn milp_report<'a>(&'a self, milp: &'a MilpAnswer, setup: &'a Setup) -> MilpReport<'a> {
         MilpReport {
+            setup,
             trace: &self.trace,
             budget: self.document.budget_bytes,
             baseline: milp.baseline,
@@ -171,6 +176,8 @@ impl PlanAnswer {
 /// Budget against time.
 #[derive(Clone, Debug)]
 pub struct CurveAnswer {
+    /// What the step is trained with.
+    pub setup: Setup,
     /// The largest budget first.
     pub points: Vec<CurvePoint>,
     /// The device.
@@ -184,14 +191,15 @@ pub struct CurveAnswer {
 impl CurveAnswer {
     /// What the command line says about it.
     #[must_use]
-    pub fn report<'a>(&'a self, model: &'a str) -> CurveReport<'a> {
-        let CurveAnswer { points, device, step, measured } = self;
-        CurveReport { model, step: *step, points, device: &device.product, measured: measured.as_ref() }
+    pub fn report(&self) -> CurveReport<'_> {
+        let CurveAnswer { setup, points, device, step, measured } = self;
+        CurveReport { setup, step: *step, points, device: &device.product, measured: measured.as_ref() }
     }
 }
 
-/// The planners by the replay, the better one first.
-pub(crate) const BOTH: [Search; 2] = [Problem::exact, Problem::greedy];
+/// The planners by the replay: for a device, greedy plans are looked at too, which may reserve less.
+pub(crate) const EXACT: Searches = Searches { asked: &[Problem::quick, Problem::quick_greedy], last: Problem::exact };
+const GREEDY: Searches = Searches { asked: &[Problem::quick_greedy], last: Problem::greedy };
 
 impl Study {
     /// Finds what to drop and recompute so that the step fits: a budget for what tensors take; or without one the device,
@@ -206,9 +214,9 @@ impl Study {
         }
         let for_device = budget.is_none();
         let budget = budget.unwrap_or_else(|| self.room());
-        let searches: &[Search] = match planner {
-            Planner::Exact => &BOTH,
-            Planner::Greedy => &BOTH[1..],
+        let searches = match planner {
+            Planner::Exact => EXACT,
+            Planner::Greedy => GREEDY,
             Planner::Milp(settings) => return Ok(self.milp(settings, budget)?.held_to(for_device)),
         };
         let problem = self.problem()?;
@@ -216,7 +224,7 @@ impl Study {
             if for_device {
                 return self.for_device(problem, searches);
             }
-            let outcome = (searches[0])(problem, budget);
+            let outcome = (searches.last)(problem, budget);
             let memory = self.memory_under(problem, &outcome.solution.checkpoints);
             Found { outcome, budget, memory }
         })?;
@@ -227,11 +235,11 @@ impl Study {
     }
 
     /// The plan under which the step fits the device.
-    pub(crate) fn for_device(&self, problem: &Problem, searches: &[Search]) -> Found {
+    pub(crate) fn for_device(&self, problem: &Problem, searches: Searches) -> Found {
         if self.is_cuda() {
             return Fitting::new(self, problem, searches).find();
         }
-        Found { outcome: (searches[0])(problem, self.room()), budget: self.room(), memory: None }
+        Found { outcome: (searches.last)(problem, self.room()), budget: self.room(), memory: None }
     }
 
     /// The same answer for a larger budget, within which its plan is too.
@@ -273,6 +281,7 @@ impl Study {
             lower_bound_ms: solution.lower_bound,
         };
         Ok(CurveAnswer {
+            setup: self.setup(),
             points: curve.into_iter().zip(known).map(point).collect(),
             device: self.target.device.clone(),
             step: self.pace().step,

@@ -16,15 +16,25 @@ const EMPTIED: u64 = 64;
 /// A planner of [`Problem`].
 pub(crate) type Search = fn(&Problem, Bytes) -> Outcome;
 
+/// Who plans for a device.
+#[derive(Clone, Copy)]
+pub(crate) struct Searches {
+    /// Those that are asked for one budget after the other, the better one first.
+    pub(crate) asked: &'static [Search],
+    /// The one that is asked once for the budget that was found.
+    pub(crate) last: Search,
+}
+
 /// The plan for a device.
 ///
 /// A budget limits what tensors take. What the allocator reserves for them is more, by a share that only its simulation
 /// knows, and a plan with a lower peak may reserve more: so planners are asked for lower and lower budgets until what is
-/// reserved fits, and then for some between. Plans of all of them are looked at, and the cheapest that fits is taken.
+/// reserved fits, and then for some between, each as far away as the last answer was from the device's memory. Plans of all
+/// of them are looked at, and the cheapest that fits is taken.
 pub(crate) struct Fitting<'a> {
     study: &'a Study,
     problem: &'a Problem,
-    searches: &'a [Search],
+    searches: Searches,
     room: Bytes,
     /// The cheapest plan that fits, with its budget.
     best: Option<(Bytes, Solution)>,
@@ -44,7 +54,7 @@ pub(crate) struct Found {
 
 /// What came of a budget.
 enum Tried {
-    /// A plan with this peak fits.
+    /// Its plan fits, and leaves so much.
     Fits(Bytes),
     /// Its plan reserves so much more than there is.
     Exceeds(Bytes),
@@ -53,7 +63,7 @@ enum Tried {
 }
 
 impl<'a> Fitting<'a> {
-    pub(crate) fn new(study: &'a Study, problem: &'a Problem, searches: &'a [Search]) -> Self {
+    pub(crate) fn new(study: &'a Study, problem: &'a Problem, searches: Searches) -> Self {
         Fitting { study, problem, searches, room: study.target.room(), best: None, just: None, questions: 0 }
     }
 
@@ -69,13 +79,13 @@ impl<'a> Fitting<'a> {
         let (mut budget, mut above) = (highest, highest);
         loop {
             match self.ask(budget) {
-                Tried::Fits(peak) => return self.narrow(peak, above),
+                Tried::Fits(left) => return self.narrow(budget, above, left),
                 Tried::Exceeds(bytes) if self.questions < QUESTIONS => {
                     above = budget;
                     budget = Bytes(budget.0.saturating_sub(bytes.0.max(self.step())));
                 }
                 Tried::Exceeds(_) => {
-                    let least = (self.searches[0])(self.problem, Bytes(1)).solution;
+                    let least = (self.searches.asked[0])(self.problem, Bytes(1)).solution;
                     return self.others(least, highest);
                 }
                 Tried::Least(least) => return self.others(least, highest),
@@ -83,15 +93,22 @@ impl<'a> Fitting<'a> {
         }
     }
 
-    /// Looks between a budget whose plan fits and one whose plan does not.
-    fn narrow(mut self, mut low: Bytes, mut high: Bytes) -> Found {
+    /// Looks between a budget whose plan fits, and leaves so much, and one whose plan does not.
+    fn narrow(mut self, mut low: Bytes, mut high: Bytes, left: Bytes) -> Found {
+        let mut next = low + left;
         while self.questions < QUESTIONS && high.0.saturating_sub(low.0) > self.step() {
-            let between = Bytes(low.0 + (high.0 - low.0) / 2);
-            match self.ask(between) {
-                Tried::Fits(_) => low = between,
-                Tried::Exceeds(_) | Tried::Least(_) => high = between,
+            let edge = self.step() / 2;
+            if next.0 <= low.0 + edge || next.0 + edge >= high.0 {
+                next = Bytes(low.0 + (high.0 - low.0) / 2);
+            }
+            match self.ask(next) {
+                Tried::Fits(left) => (low, next) = (next, next + left),
+                Tried::Exceeds(bytes) => (high, next) = (next, next.saturating_sub(bytes)),
+                Tried::Least(_) => high = next,
             }
         }
+        let settled = (self.searches.last)(self.problem, low);
+        self.look(low, settled);
         self.chosen(None)
     }
 
@@ -114,7 +131,7 @@ impl<'a> Fitting<'a> {
     fn ask(&mut self, budget: Bytes) -> Tried {
         self.questions += 1;
         let mut led = None;
-        for search in self.searches {
+        for search in self.searches.asked {
             let outcome = search(self.problem, budget);
             let tried = self.look(budget, outcome);
             if matches!(tried, Tried::Fits(_)) {
@@ -138,7 +155,8 @@ impl<'a> Fitting<'a> {
                 if cheaper(&self.best) {
                     self.best = Some((peak.max(budget), solution));
                 }
-                Tried::Fits(peak.min(budget))
+                let reserved = memory.map_or(peak, |memory| memory.reserved);
+                Tried::Fits(self.room.saturating_sub(reserved))
             }
             Some((Some(_), _)) => {
                 if cheaper(&self.just) {

@@ -7,7 +7,7 @@ use rematic_cost::Costs;
 use rematic_layout::even_shards;
 use rematic_plan::{Explanation, Limits, PlanDocument, PlanError, Problem, Solution};
 use rematic_replay::{Allocator, Checkpoint, Ledger, Schedule, Scratch, Timeline};
-use rematic_report::{Memory, Pace, StatsReport, TriedSetting};
+use rematic_report::{Memory, Pace, Setup, StatsReport, TriedSetting};
 use rematic_torch::StepStats;
 use rematic_trace::{Bytes, Millis, StepTrace};
 
@@ -99,6 +99,12 @@ impl Study {
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.target
+    }
+
+    /// What the step of one rank is trained with, and on.
+    #[must_use]
+    pub fn setup(&self) -> Setup {
+        Setup::new(&self.trace, &self.target.device.name)
     }
 
     /// What may be planned.

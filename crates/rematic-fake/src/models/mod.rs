@@ -3,16 +3,20 @@
 mod builtin;
 mod causal_lm;
 mod config;
+mod decoder;
 mod gpt2;
-mod llama;
+mod gpt_neox;
+mod recipe;
 mod seed_transformer;
 mod sharing;
 
 use rematic_trace::{Dtype, Opt, StepTrace};
 
 pub use self::builtin::{BUILTIN, Builtin};
+use self::decoder::{Decoder, DecoderConfig};
+use self::gpt_neox::{GptNeoxConfig, GptNeoxForCausalLm};
 use self::gpt2::{Gpt2Config, Gpt2LmHeadModel};
-use self::llama::{LlamaConfig, LlamaForCausalLm};
+pub use self::recipe::{LossKind, Recipe};
 use self::seed_transformer::SeedTransformer;
 use crate::error::FakeError;
 use crate::optimizer::Optimizer;
@@ -54,6 +58,8 @@ pub struct Options {
     pub tp: Option<u32>,
     /// Which of them it is; the first, if nothing is said.
     pub tp_rank: Option<u32>,
+    /// How it is trained.
+    pub recipe: Recipe,
 }
 
 impl Options {
@@ -69,7 +75,25 @@ impl Options {
 enum Architecture {
     Seed(SeedTransformer),
     Gpt2(Gpt2Config),
-    Llama(LlamaConfig),
+    GptNeox(GptNeoxConfig),
+    Decoder(DecoderConfig),
+}
+
+impl Architecture {
+    /// Whether logits are changed before the loss.
+    fn scales_logits(&self) -> bool {
+        matches!(self, Architecture::Decoder(config) if config.scales_logits())
+    }
+
+    /// The layers that PEFT gives adapters if it is not told which; none for a model that it does not know.
+    fn lora_targets(&self) -> &'static [&'static str] {
+        match self {
+            Architecture::Seed(_) => &[],
+            Architecture::Gpt2(_) => &["c_attn"],
+            Architecture::GptNeox(_) => &["query_key_value"],
+            Architecture::Decoder(config) => config.family.lora_targets(),
+        }
+    }
 }
 
 /// A model and the step that it is trained with.
@@ -82,6 +106,7 @@ pub struct Model {
     dtype: Dtype,
     optimizer: Optimizer,
     attention: AttentionKernel,
+    recipe: Recipe,
 }
 
 impl Model {
@@ -102,6 +127,7 @@ impl Model {
                 dtype: Dtype::F32,
                 optimizer: Optimizer::default(),
                 attention: AttentionKernel::default(),
+                recipe: Recipe::default(),
                 architecture: Architecture::Seed(seed),
             });
         };
@@ -119,8 +145,10 @@ impl Model {
             batch: 1,
             seq: parsed.positions.min(DEFAULT_SEQ),
             dtype: parsed.dtype.unwrap_or(Dtype::F32),
-            optimizer: Optimizer::default(),
+            // What Hugging Face's Trainer takes.
+            optimizer: Optimizer::AdamWFused,
             attention: AttentionKernel::default(),
+            recipe: Recipe::default(),
             architecture: parsed.architecture,
         })
     }
@@ -157,6 +185,7 @@ impl Model {
         if !matches!(self.dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16) {
             return Err(out_of_range("dtype", self.dtype, "it must be fp32, bf16 or fp16"));
         }
+        self.recipe = options.recipe.clone().settled(&self.name, &self.architecture)?;
         self.resize(options)?;
         self.share(options)?;
         self.check()?;
@@ -175,11 +204,7 @@ impl Model {
         }
         for (option, value) in [("dim", options.dim), ("heads", options.heads), ("vocab", options.vocab)] {
             if value.is_some() {
-                return Err(FakeError::UnknownOption {
-                    model: self.name.clone(),
-                    name: Opt(option).to_string(),
-                    known: format!("{}; its sizes come from its config", known_options()),
-                });
+                return Err(FakeError::unknown_option(&self.name, Opt(option)));
             }
         }
         match &mut self.architecture {
@@ -189,9 +214,17 @@ impl Model {
                     (gpt2.resid_dropout, gpt2.embd_dropout, gpt2.attn_dropout) = (dropout, dropout, dropout);
                 }
             }
-            Architecture::Llama(llama) => {
-                set(&mut llama.layers, options.layers);
-                llama.attention_dropout = options.dropout.unwrap_or(llama.attention_dropout);
+            Architecture::GptNeox(neox) => {
+                set(&mut neox.layers, options.layers);
+                if let Some(dropout) = options.dropout {
+                    (neox.attention_dropout, neox.hidden_dropout) = (dropout, dropout);
+                }
+            }
+            Architecture::Decoder(decoder) => {
+                set(&mut decoder.layers, options.layers);
+                if let Some(dropout) = options.dropout {
+                    (decoder.attention_dropout, decoder.resid_dropout) = (dropout, dropout);
+                }
             }
             Architecture::Seed(_) => {}
         }
@@ -209,19 +242,24 @@ impl Model {
         if ranks < 2 {
             return Err(out_of_range("tp", ranks, "it must be at least 2"));
         }
+        self.recipe.check_shared()?;
         let rank = options.tp_rank.unwrap_or(0);
         if rank >= ranks {
             let rule = format!("{} GPUs have the ranks 0 to {}", ranks, ranks - 1);
             return Err(out_of_range("tp-rank", rank, &rule));
         }
-        let Architecture::Llama(llama) = &mut self.architecture else {
+        let shared = match &mut self.architecture {
+            Architecture::Decoder(decoder) if decoder.family.can_be_shared() => Some(decoder),
+            _ => None,
+        };
+        let Some(decoder) = shared else {
             return Err(FakeError::NotParallel {
                 model: self.name.clone(),
                 option: Opt("tp").to_string(),
                 instead: Opt("fsdp").to_string(),
             });
         };
-        llama.group = Some(TensorParallel { ranks, rank });
+        decoder.group = Some(TensorParallel { ranks, rank });
         Ok(())
     }
 
@@ -242,11 +280,19 @@ impl Model {
                 }
                 gpt2.layers
             }
-            Architecture::Llama(llama) => {
-                if let Some(group) = llama.group {
-                    sharing::check(&self.name, llama, group, self.seq)?;
+            Architecture::GptNeox(neox) => neox.layers,
+            Architecture::Decoder(decoder) => {
+                if let Some(group) = decoder.group {
+                    sharing::check(&self.name, decoder, group, self.seq)?;
                 }
-                llama.layers
+                if decoder.computes_attention_plainly() && self.attention != AttentionKernel::Auto {
+                    let rule = format!(
+                        "{} computes attention with plain operators (soft-capping); drop the option",
+                        self.name
+                    );
+                    return Err(out_of_range("attention", self.attention, &rule));
+                }
+                decoder.layers
             }
         };
         if layers > MAX_LAYERS {
@@ -267,34 +313,60 @@ impl Model {
         tape.fact("seq", self.seq);
         tape.fact("dtype", self.dtype);
         tape.fact("attention", self.attention);
-        let tokens = [self.batch, self.seq];
+        self.recipe.begin(&tape);
         match &self.architecture {
             Architecture::Seed(seed) => {
                 let model = seed.build(&tape, self.seq, self.dtype, self.attention);
-                let tokens = tape.input(Dtype::I64, &tokens);
-                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), Tensor::sum)
+                let tokens = self.tokens(&tape);
+                self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch]), Tensor::sum)
             }
             Architecture::Gpt2(config) => {
                 let model = Gpt2LmHeadModel::new(&tape, config, self.dtype, self.attention);
-                let tokens = tape.input(Dtype::I64, &tokens);
-                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), loss_of)
+                let tokens = self.tokens(&tape);
+                self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch]), loss_of)
             }
-            Architecture::Llama(config) => {
+            Architecture::GptNeox(config) => {
+                let model = GptNeoxForCausalLm::new(&tape, config, self.dtype, self.attention);
+                let tokens = self.tokens(&tape);
+                self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch]), loss_of)
+            }
+            Architecture::Decoder(config) => {
                 if let Some(group) = config.group {
                     tape.share(group);
                 }
-                let model = LlamaForCausalLm::new(&tape, config, self.dtype, self.attention);
-                let tokens = tape.input(Dtype::I64, &tokens);
+                let model = Decoder::new(&tape, config, self.dtype, self.attention);
+                let tokens = self.tokens(&tape);
                 let positions = config.group.map(|_| tape.input(Dtype::I64, &[1, self.seq]));
-                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens, positions.as_ref()), loss_of)
+                self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch], positions.as_ref()), loss_of)
             }
         }
+    }
+
+    /// The tokens of every micro-batch.
+    fn tokens(&self, tape: &Tape) -> Vec<Tensor> {
+        (0..self.recipe.micro_batches()).map(|_| tape.input(Dtype::I64, &[self.batch, self.seq])).collect()
+    }
+
+    /// The step of a model that has been made.
+    fn step(&self, tape: &Tape) -> Result<Step, FakeError> {
+        tape.check_training()?;
+        let step = Step::new(tape, self.optimizer).autocast(self.recipe.autocast);
+        Ok(step.micro_batches(self.recipe.micro_batches()))
     }
 }
 
 /// The first output of the Hugging Face models; the second is the logits.
 fn loss_of((loss, _): &(Tensor, Tensor)) -> Tensor {
     loss.clone()
+}
+
+impl FakeError {
+    /// A model that is given by its config has no such option.
+    #[must_use]
+    pub fn unknown_option(model: &str, option: Opt) -> Self {
+        let known = format!("{}; its sizes come from its config", known_options());
+        FakeError::UnknownOption { model: model.to_owned(), name: option.to_string(), known }
+    }
 }
 
 /// The options of every model.

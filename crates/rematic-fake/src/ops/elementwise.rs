@@ -134,6 +134,20 @@ impl Tensor {
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
+    /// `self - other`.
+    #[must_use]
+    pub fn sub(&self, other: &Tensor) -> Tensor {
+        let out = self.elementwise("sub.Tensor", &[other], promoted(self.dtype(), other.dtype()));
+        let kernel = Kernel::new("sub.Tensor", &[self, other], vec![out]);
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            let gradient = gradients.output();
+            let for_other = gradients.wanted[1].then(|| gradient.map("neg.default"));
+            vec![gradients.wanted[0].then(|| gradient.clone()), for_other]
+        });
+        let derivative = Derivative { inputs: &[self, other], saves: vec![], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     /// `self + number`.
     #[must_use]
     pub fn add_scalar(&self) -> Tensor {
@@ -171,7 +185,8 @@ impl Tensor {
     /// `self ** number`.
     #[must_use]
     pub fn pow_scalar(&self) -> Tensor {
-        self.unary("pow.Tensor_Scalar", vec![Slot::Input(self)], |gradients| {
+        let this = &self.raised();
+        this.unary("pow.Tensor_Scalar", vec![Slot::Input(this)], |gradients| {
             let power = gradients.saved[0].map("pow.Tensor_Scalar");
             let scaled = power.map("mul.Scalar");
             gradients.output().zip("mul.Tensor", &scaled)
@@ -181,7 +196,8 @@ impl Tensor {
     /// `1 / sqrt(self)`.
     #[must_use]
     pub fn rsqrt(&self) -> Tensor {
-        self.unary("rsqrt.default", vec![Slot::Output(0)], |gradients| {
+        let this = &self.raised();
+        this.unary("rsqrt.default", vec![Slot::Output(0)], |gradients| {
             let cubed = gradients.saved[0].map("pow.Tensor_Scalar");
             let halved = gradients.output().map("mul.Scalar");
             halved.zip("mul.Tensor", &cubed)
@@ -193,6 +209,13 @@ impl Tensor {
     pub fn tanh(&self) -> Tensor {
         self.unary("tanh.default", vec![Slot::Output(0)], |gradients| {
             gradients.output().zip("tanh_backward.default", &gradients.saved[0])
+        })
+    }
+
+    /// `1 / (1 + exp(-self))`.
+    pub(crate) fn sigmoid(&self) -> Tensor {
+        self.unary("sigmoid.default", vec![Slot::Output(0)], |gradients| {
+            gradients.output().zip("sigmoid_backward.default", &gradients.saved[0])
         })
     }
 
@@ -267,6 +290,13 @@ impl Tensor {
         });
         let derivative = Derivative { inputs: &[self], saves: vec![Slot::Auxiliary(1)], backward };
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// A kernel that changes the tensor in place and returns it, not differentiated.
+    pub(crate) fn change(&self, name: &'static str, others: &[&Tensor]) {
+        let inputs: Vec<&Tensor> = std::iter::once(self).chain(others.iter().copied()).collect();
+        let outputs = vec![Out::View(self, self.layout().clone())];
+        drop(self.tape().launch(Kernel::new(name, &inputs, outputs).mutating(&[self])));
     }
 
     /// Adds into `self`, as a gradient that exists already takes another one.

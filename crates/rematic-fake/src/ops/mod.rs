@@ -3,6 +3,7 @@
 //! Names, argument order and the order of the backward's own operators are PyTorch's.
 
 mod attention;
+mod chunked;
 mod elementwise;
 mod embedding;
 mod factors;
@@ -11,6 +12,7 @@ mod matmul;
 mod norm;
 mod redistribute;
 mod reduce;
+mod routing;
 mod view;
 mod vocabulary;
 

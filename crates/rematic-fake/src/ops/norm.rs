@@ -8,6 +8,13 @@ impl Tensor {
     /// Layer normalisation over the last dimension, with weight and bias.
     #[must_use]
     pub fn layer_norm(&self, weight: &Tensor, bias: &Tensor) -> Tensor {
+        let bias = &bias.raised();
+        let weight = &weight.raised();
+        let this = &self.raised();
+        this.layer_norm_kernel(weight, bias)
+    }
+
+    fn layer_norm_kernel(&self, weight: &Tensor, bias: &Tensor) -> Tensor {
         let out = Layout::contiguous(self.dtype(), self.shape());
         let mut rows = self.shape().to_vec();
         if let Some(last) = rows.last_mut() {
@@ -20,10 +27,12 @@ impl Tensor {
         let backward = Box::new(move |gradients: &Gradients<'_>| {
             let [input_saved, weight, bias, mean, deviation] = gradients.saved else { return vec![] };
             let inputs = [gradients.output(), input_saved, mean, deviation, weight, bias];
-            let outputs =
-                vec![Out::New(Layout::contiguous(input.dtype, &input.shape)), Out::New(weights), Out::New(biases)];
+            let layouts = [Layout::contiguous(input.dtype, &input.shape), weights, biases];
+            let wanted = layouts.into_iter().zip(gradients.wanted).filter(|(_, wanted)| **wanted);
+            let outputs = wanted.map(|(layout, _)| Out::New(layout)).collect();
             let kernel = Kernel::new("native_layer_norm_backward.default", &inputs, outputs);
-            gradients.tape.launch(kernel).into_iter().map(Some).collect()
+            let mut made = gradients.tape.launch(kernel).into_iter();
+            gradients.wanted.iter().map(|wanted| wanted.then(|| made.next()).flatten()).collect()
         });
         let kernel = Kernel::new("native_layer_norm.default", &[self, weight, bias], outputs);
         let saves =
@@ -36,6 +45,24 @@ impl Tensor {
     #[must_use]
     pub fn softmax_last(&self) -> Tensor {
         self.softmax_kernel("_softmax.default", "_softmax_backward_data.default")
+    }
+
+    /// Softmax over the last dimension in fp32: half numbers are read as they are, others are converted first.
+    pub(crate) fn softmax_in_single(&self) -> Tensor {
+        if self.dtype() != Dtype::F16 {
+            let single = self.to(Dtype::F32);
+            return single.softmax_last();
+        }
+        let layout = Layout::contiguous(Dtype::F32, self.shape());
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let inputs = [gradients.output(), &gradients.saved[0]];
+            let name = "_softmax_backward_data.default";
+            vec![Some(gradients.tape.launch_one(Kernel::new(name, &inputs, vec![Out::New(own)])))]
+        });
+        let kernel = Kernel::new("_softmax.default", &[self], vec![Out::New(layout)]);
+        let derivative = Derivative { inputs: &[self], saves: vec![Slot::Output(0)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
     /// Softmax over the last dimension that gives zeros for rows that are masked completely.

@@ -5,7 +5,7 @@ use crate::kernel::{Derivative, Kernel, Out};
 use crate::tensor::Tensor;
 
 impl Tensor {
-    fn reduced_shape(&self, dims: &[usize], keep: bool) -> Vec<u64> {
+    pub(crate) fn reduced_shape(&self, dims: &[usize], keep: bool) -> Vec<u64> {
         let extents = self.shape().iter().enumerate();
         extents
             .filter(|(dim, _)| keep || !dims.contains(dim))
@@ -33,6 +33,20 @@ impl Tensor {
         let backward =
             Box::new(move |gradients: &Gradients<'_>| vec![Some(gradients.output().expand(&shape).map("div.Scalar"))]);
         let kernel = Kernel::new("mean.dim", &[self], vec![Out::New(layout)]);
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// The sum over one dimension, which stays with extent 1 or goes.
+    pub(crate) fn sum_dim(&self, dim: isize, keep: bool) -> Tensor {
+        let axis = self.axis(dim);
+        let layout = Layout::contiguous(self.dtype(), &self.reduced_shape(&[axis], keep));
+        let shape = self.shape().to_vec();
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let gradient = gradients.output();
+            vec![Some(if keep { gradient.expand(&shape) } else { gradient.unsqueeze(dim).expand(&shape) })]
+        });
+        let kernel = Kernel::new("sum.dim_IntList", &[self], vec![Out::New(layout)]);
         let derivative = Derivative { inputs: &[self], saves: vec![], backward };
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }

@@ -1,11 +1,13 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use super::explore::ExploreArguments;
+use super::recipe::RecipeArguments;
 use super::values::{count, devices, named, points, probability, several};
-use crate::options::{self, Precision, Reshard};
+use crate::options::{self, Reshard};
 use crate::{
     Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Fsdp2, Link, Network, Optimizer, Options,
-    Origin, Planner, Snapshot, Target,
+    Origin, Planner, Recipe, Snapshot, Target,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -44,6 +46,9 @@ pub(crate) enum Verb {
     /// Write one HTML page that shows the step, its peak, its plan and the plans for other budgets.
     #[command(after_help = "Example: rematic report llama-3-8b --budget 70GiB -o report.html")]
     Report(ReportArguments),
+    /// Open a page in the browser whose controls (model, device, GPUs, batch, …) the planner answers at once.
+    #[command(after_help = "Example: rematic explore llama-3-8b")]
+    Explore(ExploreArguments),
     /// Run your own training script on a GPU that is not there: what it takes, whether it fits, or the line where it runs out.
     #[command(after_help = "Example: rematic rehearse --device a100-80 -- python train.py --batch-size 16")]
     Rehearse(RehearseArguments),
@@ -81,7 +86,8 @@ pub(crate) struct ManArguments {
 
 #[derive(Args)]
 pub(crate) struct SourceArguments {
-    /// A built-in model's name, a Hugging Face config.json, or a saved trace; for explain and report also a memory snapshot.
+    /// A built-in model's name, a Hugging Face config.json or a model's id in its local cache, or a saved trace; for explain and report
+    /// also a memory snapshot.
     #[arg(value_name = "SOURCE")]
     pub(crate) source: String,
     /// Sequences in the batch [default: the model's own]
@@ -93,7 +99,7 @@ pub(crate) struct SourceArguments {
     /// Type of parameters and activations [default: the model's own]
     #[arg(long, value_name = "DTYPE", value_parser = named(options::DTYPES))]
     dtype: Option<Dtype>,
-    /// Optimizer; unless fused, in PyTorch's foreach implementation [default: adam]
+    /// Optimizer; unless fused, in PyTorch's foreach implementation [default: adamw-fused; adam for seed-transformer]
     #[arg(long, value_name = "OPTIMIZER", value_parser = named(options::OPTIMIZERS))]
     optimizer: Option<Optimizer>,
     /// Attention kernel [default: auto]
@@ -114,6 +120,8 @@ pub(crate) struct SourceArguments {
     /// Vocabulary (seed-transformer only).
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     vocab: Option<u64>,
+    #[command(flatten)]
+    pub(crate) recipe: RecipeArguments,
     #[command(flatten)]
     sharding: ShardingArguments,
 }
@@ -139,9 +147,6 @@ struct ShardingArguments {
     /// With --fsdp: whether the weights of a layer go after its forward, and are gathered again for its backward [default: yes]
     #[arg(long, value_name = "WHETHER", requires = "fsdp", value_parser = named(options::RESHARD))]
     reshard: Option<Reshard>,
-    /// The types of the step; mixed is for --fsdp [default: that of --dtype for all]
-    #[arg(long, value_name = "PRECISION", conflicts_with = "dtype", value_parser = named(options::PRECISIONS))]
-    precision: Option<Precision>,
 }
 
 /// Where times come from; without a rule, they are measured.
@@ -158,7 +163,7 @@ impl SourceArguments {
     /// The options, with those that are not given as a plan's facts have them.
     pub(crate) fn options_like(&self, facts: &[(String, String)]) -> Options {
         let origin = Origin::from_facts("", facts);
-        let given = self.options();
+        let given = self.options_of(Fsdp2::from_facts(facts).is_some() || self.sharding.fsdp.is_some());
         let optimizer = || options::find(options::OPTIMIZERS, origin.optimizer.as_deref()?);
         let attention = || options::find(options::ATTENTION, origin.attention.as_deref()?);
         let planned = Options::shared_like(facts);
@@ -170,6 +175,7 @@ impl SourceArguments {
             attention: given.attention.or_else(attention),
             tp: given.tp.or(planned.0),
             tp_rank: given.tp_rank.or(planned.1.filter(|_| given.tp.is_none())),
+            recipe: given.recipe.or(Recipe::from_facts(facts)),
             ..given
         }
     }
@@ -181,7 +187,7 @@ impl SourceArguments {
             replicas: given.replicate.unwrap_or(1),
             rank: given.fsdp_rank.unwrap_or(0),
             reshard: given.reshard != Some(Reshard::Nothing),
-            shards: self.is_mixed().then_some(Dtype::F32),
+            shards: self.recipe.is_mixed().then_some(Dtype::F32),
             ..Fsdp2::over(ranks)
         })
     }
@@ -191,21 +197,16 @@ impl SourceArguments {
         self.sharding.reshard == Some(Reshard::Chosen)
     }
 
-    /// Whether types were given as a precision.
-    pub(crate) fn has_precision(&self) -> bool {
-        self.sharding.precision.is_some()
-    }
-
-    /// Whether shards have another type than the step.
-    pub(crate) fn is_mixed(&self) -> bool {
-        self.sharding.precision.is_some_and(|precision| precision.mixed)
-    }
-
     pub(crate) fn options(&self) -> Options {
+        self.options_of(self.sharding.fsdp.is_some())
+    }
+
+    /// The options of a step that is sharded with FSDP2, or is not: it has a rule of its own for mixed precision.
+    fn options_of(&self, is_sharded: bool) -> Options {
         Options {
             batch: self.batch,
             seq: self.seq,
-            dtype: self.dtype.or(self.sharding.precision.map(|precision| precision.dtype)),
+            dtype: self.dtype.or_else(|| self.recipe.dtype(is_sharded)),
             optimizer: self.optimizer,
             attention: self.attention,
             layers: self.layers,
@@ -215,6 +216,7 @@ impl SourceArguments {
             vocab: self.vocab,
             tp: self.sharding.tp,
             tp_rank: self.sharding.tp_rank,
+            recipe: self.recipe.recipe(is_sharded),
         }
     }
 }

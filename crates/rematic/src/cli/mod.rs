@@ -1,12 +1,15 @@
 //! The command line.
 
 mod arguments;
+mod explore;
 mod manual;
 mod planning;
+mod recipe;
 mod rehearsal;
 mod report;
 mod snapshot;
 mod terminal;
+mod typed;
 mod values;
 
 use std::ffi::OsString;
@@ -32,8 +35,8 @@ const REFUSED: u8 = 2;
 /// error, 3 infeasible; 128 and the signal's number for a rehearsal that was interrupted.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let parsed = Arguments::command().try_get_matches_from(arguments);
-    let parsed = parsed.and_then(|matches| Ok((Arguments::from_arg_matches(&matches)?, snapshot::given(&matches))));
-    let (arguments, given) = match parsed {
+    let parsed = parsed.and_then(|matches| Ok((Arguments::from_arg_matches(&matches)?, matches)));
+    let (arguments, matches) = match parsed {
         Ok(parsed) => parsed,
         Err(usage) => {
             // Nobody is left to tell if this fails.
@@ -41,6 +44,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(usage.exit_code()).unwrap_or(REFUSED);
         }
     };
+    let given = snapshot::given(&matches);
     let warnings = if arguments.quiet { Warnings::Silent } else { Warnings::Shown };
     let result = match &arguments.verb {
         Verb::Trace(arguments) => trace(arguments).map(Answer::done),
@@ -49,7 +53,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Verb::Plan(arguments) => planning::plan(arguments, warnings),
         Verb::Curve(arguments) => planning::curve(arguments, warnings),
         Verb::Replay(arguments) => planning::replay(arguments),
-        Verb::Report(arguments) => report::report(arguments, &given, warnings),
+        Verb::Report(arguments) => report::report(arguments, &given, typed::plan_command(&matches), warnings),
+        Verb::Explore(arguments) => explore::explore(arguments).map(Answer::done),
         Verb::Rehearse(arguments) => rehearsal::rehearse(arguments),
         Verb::Devices(arguments) => devices(arguments).map(Answer::done),
         Verb::Models { json } => models(*json).map(Answer::done),
@@ -104,7 +109,9 @@ fn explain(arguments: &ExplainArguments, given: &[String]) -> Result<String, Fai
     let study = Study::new(read(&arguments.step.source)?, target, Limits::default())?;
     let explanation = study.explain()?;
     let settings = study.tried_settings();
+    let setup = study.setup();
     let report = ExplanationReport {
+        setup: &setup,
         explanation: &explanation,
         device: &study.target().device,
         memory: study.memory(),
@@ -149,18 +156,25 @@ fn unsharded(
     arguments: &SourceArguments,
     facts: &[(String, String)],
 ) -> Result<(StepTrace, Option<Fsdp2>), Failure> {
+    arguments.recipe.check()?;
     let planned = Fsdp2::from_facts(facts);
-    let mixed = arguments.is_mixed();
+    let mixed = arguments.recipe.is_mixed();
     let source = Source::open(name)?;
     let (trace, planned) = match source {
         Source::Trace(path) => {
-            if arguments.has_precision() && !mixed {
+            if arguments.recipe.precision.is_some() && !mixed {
                 return Err(Error::OptionsForTrace { path, option: Opt("precision") }.into());
             }
             // What a saved step computes in is known; mixed says what its shards are.
-            let options = if mixed { Options { dtype: None, ..arguments.options() } } else { arguments.options() };
+            let mut options = arguments.options();
+            if mixed {
+                (options.dtype, options.recipe.autocast) = (None, None);
+            }
             let trace = Source::Trace(path).trace(&options)?;
             let planned = planned.filter(|how| !how.has_spread(&trace));
+            if mixed && planned.or(arguments.sharding()).is_none() {
+                return Err(Error::MixedTrace.into());
+            }
             (trace, planned)
         }
         model => {
@@ -170,10 +184,7 @@ fn unsharded(
         }
     };
     let shards = |how: Fsdp2| if mixed { Fsdp2 { shards: Some(Dtype::F32), ..how } } else { how };
-    match arguments.sharding().or(planned.map(shards)) {
-        None if mixed => Err(Error::MixedWithoutSharding.into()),
-        how => Ok((trace, how)),
-    }
+    Ok((trace, arguments.sharding().or(planned.map(shards))))
 }
 
 fn known_devices(file: Option<&Path>) -> Result<Devices, Failure> {

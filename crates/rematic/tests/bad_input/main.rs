@@ -3,10 +3,12 @@
 
 mod config;
 mod devices;
+mod explore;
 mod options;
 mod output;
 mod planning;
 mod plans;
+mod recipes;
 mod report;
 mod run;
 mod sharding;
