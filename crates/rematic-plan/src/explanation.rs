@@ -13,12 +13,12 @@ mod scenario;
 
 use rematic_cost::{Costs, Device};
 use rematic_layout::even_shards;
-use rematic_replay::{Highest, Regions, Snapshot};
+use rematic_replay::{Checkpoint, Highest, Regions, Snapshot};
 use rematic_trace::{Bytes, Category, Millis, StepTrace};
 use serde::Serialize;
 
-pub use place::Place;
-pub use remedy::{Remedy, RemedyKind, Together};
+pub use place::{Moment, Place};
+pub use remedy::{Numerics, Remedy, RemedyKind, Together};
 pub use residents::{ResidentGroup, resident_groups};
 
 use crate::problem::Problem;
@@ -50,9 +50,9 @@ pub struct Explanation {
     /// The step's time as it is.
     pub step_ms: Millis,
     /// Every way down that frees at least 1 % of the peak, the cheapest first: those that take no time by what they free,
-    /// the others by time per byte.
+    /// the others by time per byte; and behind them those that make what is computed approximate.
     pub remedies: Vec<Remedy>,
-    /// The three cheapest at once, if there is more than one.
+    /// Those of the three cheapest at once that leave what is computed as it is, if there is more than one.
     pub together: Option<Together>,
 }
 
@@ -80,55 +80,55 @@ impl Explanation {
     /// Explains the peak of a step on a device. `whole` is the step before it was spread over ranks, if it was.
     #[must_use]
     pub fn new(problem: &Problem, whole: &StepTrace, device: &Device) -> Self {
-        let (trace, costs, allocator) = (&*problem.trace, &*problem.costs, problem.allocator);
-        let world_size = trace.place.ranks().unwrap_or(u64::MAX);
+        let (trace, costs) = (&*problem.trace, &*problem.costs);
         let flow = Flow::new(trace);
         let loss = Loss::find(trace, &flow);
-        let step = Step { whole, trace, costs, device, problem, flow: &flow, loss: loss.as_ref(), world_size };
-        let highest = |change: &Change| {
-            // That a step of one rank cannot be spread once more is known to the rule that proposes it.
-            let other = change.world_size.and_then(|ranks| even_shards(whole, ranks).ok());
-            match other.as_deref() {
-                // Its events stand elsewhere; its regions are the same, in the same order.
-                Some(other) => replay(other, &Regions::new(other), allocator, change),
-                None => replay(trace, problem.regions(), allocator, change),
-            }
-        };
-        let plain = highest(&Change::default());
-        let mut found: Vec<(Remedy, Change)> = Vec::new();
-        for rule in rules::ALL {
-            let Some(Proposal { kind, title, how, assumption, extra, change }) = rule(&step) else { continue };
-            let after = highest(&change);
-            let freed = plain.bytes.saturating_sub(after.bytes);
-            if (freed.0 as f64) < WORTH_A_LINE * plain.bytes.0 as f64 || freed.0 == 0 {
-                continue;
-            }
-            let at = Place::new(trace, loss.as_ref(), after.at);
-            let remedy = Remedy {
-                kind,
-                title,
-                how,
-                assumption,
-                peak_bytes: after.bytes,
-                freed_bytes: freed,
-                extra_ms: extra,
-                at,
-            };
-            found.push((remedy, change));
-        }
-        found.sort_by(|(a, _), (b, _)| a.dearness().total_cmp(&b.dearness()).then(b.freed_bytes.cmp(&a.freed_bytes)));
-        let together = together(&found, trace, loss.as_ref(), highest);
+        let step = Step::new(problem, whole, device, &flow, loss.as_ref());
+        let plain = step.highest(&Change::default());
+        let found = step.remedies(&rules::ALL, plain.bytes);
+        let together = together(&found, &step);
         Explanation {
             model: trace.origin.model.clone(),
-            world_size,
+            world_size: step.world_size,
             peak_bytes: plain.bytes,
-            at: Place::new(trace, loss.as_ref(), plain.at),
+            at: step.place(&plain),
             categories: CategoryBytes::of(&plain.snapshot),
-            residents: resident_groups(trace, allocator, plain.at.map(|ran| ran.op)),
+            residents: resident_groups(trace, problem.allocator, plain.at.map(|ran| ran.op)),
             step_ms: costs.step().time,
             remedies: found.into_iter().map(|(remedy, _)| remedy).collect(),
             together,
         }
+    }
+
+    /// Ways on the same devices that leave what is computed as it is and bring the step within a budget: the cheapest first.
+    /// Where none does alone, each is tried on top of `plan`, and its time is what it takes beside the plan's.
+    #[must_use]
+    pub fn ways_within(
+        problem: &Problem,
+        whole: &StepTrace,
+        device: &Device,
+        budget: Bytes,
+        plan: &[Checkpoint],
+    ) -> (Vec<Remedy>, Vec<Remedy>) {
+        let flow = Flow::new(&problem.trace);
+        let loss = Loss::find(&problem.trace, &flow);
+        let step = Step::new(problem, whole, device, &flow, loss.as_ref());
+        let plain = problem.baseline().peak;
+        let found: Vec<(Remedy, Change)> = step.remedies(&rules::BESIDE_PLANS, plain);
+        let found: Vec<(Remedy, Change)> = found.into_iter().filter(|(remedy, _)| remedy.keeps_numerics()).collect();
+        let alone = found.iter().filter(|(remedy, _)| remedy.peak_bytes <= budget).map(|(remedy, _)| remedy.clone());
+        let alone: Vec<Remedy> = alone.collect();
+        if !alone.is_empty() || plan.is_empty() {
+            return (alone, Vec::new());
+        }
+        let with_plan = found.iter().filter_map(|(remedy, change)| {
+            let both = Change { checkpoints: plan.to_vec(), ..change.clone() };
+            let after = step.highest(&both);
+            let at = step.place(&after);
+            let freed_bytes = plain.saturating_sub(after.bytes);
+            (after.bytes <= budget).then(|| Remedy { peak_bytes: after.bytes, freed_bytes, at, ..remedy.clone() })
+        });
+        (alone, with_plan.collect())
     }
 
     /// The three cheapest ways down, or as many as there are.
@@ -138,24 +138,20 @@ impl Explanation {
     }
 }
 
-/// The cheapest remedies at once.
-fn together(
-    found: &[(Remedy, Change)],
-    trace: &StepTrace,
-    loss: Option<&Loss>,
-    highest: impl Fn(&Change) -> Highest,
-) -> Option<Together> {
-    if found.len() < 2 {
+/// The cheapest remedies at once, of those that leave what is computed as it is.
+fn together(found: &[(Remedy, Change)], step: &Step<'_>) -> Option<Together> {
+    let cheapest: Vec<&(Remedy, Change)> =
+        found.iter().take(CHEAPEST).filter(|(remedy, _)| remedy.keeps_numerics()).collect();
+    if cheapest.len() < 2 {
         return None;
     }
-    let cheapest = &found[..found.len().min(CHEAPEST)];
     let changes: Vec<&Change> = cheapest.iter().map(|(_, change)| change).collect();
-    let after = highest(&Change::all(&changes));
+    let after = step.highest(&Change::all(&changes));
     Some(Together {
         remedies: cheapest.iter().map(|(remedy, _)| remedy.kind).collect(),
         peak_bytes: after.bytes,
         extra_ms: cheapest.iter().try_fold(Millis(0.0), |sum, (remedy, _)| remedy.extra_ms.map(|extra| sum + extra)),
-        at: Place::new(trace, loss, after.at),
+        at: step.place(&after),
     })
 }
 
@@ -169,4 +165,56 @@ struct Step<'a> {
     flow: &'a Flow,
     loss: Option<&'a Loss>,
     world_size: u64,
+}
+
+impl<'a> Step<'a> {
+    fn new(
+        problem: &'a Problem,
+        whole: &'a StepTrace,
+        device: &'a Device,
+        flow: &'a Flow,
+        loss: Option<&'a Loss>,
+    ) -> Self {
+        let (trace, costs) = (&*problem.trace, &*problem.costs);
+        let world_size = trace.place.ranks().unwrap_or(u64::MAX);
+        Step { whole, trace, costs, device, problem, flow, loss, world_size }
+    }
+
+    /// The highest moment of the whole step with a change.
+    fn highest(&self, change: &Change) -> Highest {
+        let allocator = self.problem.allocator;
+        // That a step of one rank cannot be spread once more is known to the rule that proposes it.
+        let other = change.world_size.and_then(|ranks| even_shards(self.whole, ranks).ok());
+        match other.as_deref() {
+            // Its events stand elsewhere; its regions are the same, in the same order.
+            Some(other) => replay(other, &Regions::new(other), allocator, change),
+            None => replay(self.trace, self.problem.regions(), allocator, change),
+        }
+    }
+
+    fn place(&self, highest: &Highest) -> Place {
+        Place::new(self.trace, self.loss, highest.at)
+    }
+
+    /// What rules propose and the replay confirms. The cheapest first; those that make numbers approximate are the last.
+    fn remedies(&self, rules: &[rules::Rule], plain: Bytes) -> Vec<(Remedy, Change)> {
+        let mut found: Vec<(Remedy, Change)> = Vec::new();
+        for rule in rules {
+            let Some(Proposal { kind, title, how, assumption, extra, numerics, change }) = rule(self) else { continue };
+            let after = self.highest(&change);
+            let freed = plain.saturating_sub(after.bytes);
+            if (freed.0 as f64) < WORTH_A_LINE * plain.0 as f64 || freed.0 == 0 {
+                continue;
+            }
+            let (peak_bytes, at) = (after.bytes, self.place(&after));
+            let (freed_bytes, extra_ms) = (freed, extra);
+            let remedy = Remedy { kind, title, how, assumption, peak_bytes, freed_bytes, extra_ms, numerics, at };
+            found.push((remedy, change));
+        }
+        found.sort_by(|(a, _), (b, _)| {
+            let approximate = (!a.keeps_numerics()).cmp(&!b.keeps_numerics());
+            approximate.then(a.dearness().total_cmp(&b.dearness())).then(b.freed_bytes.cmp(&a.freed_bytes))
+        });
+        found
+    }
 }

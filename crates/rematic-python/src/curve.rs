@@ -16,7 +16,6 @@ use crate::work::interruptible;
 #[pyclass(frozen, module = "rematic")]
 pub(crate) struct Curve {
     answer: CurveAnswer,
-    model: String,
 }
 
 /// The plan for one budget.
@@ -74,7 +73,7 @@ impl Curve {
 
     /// What `rematic curve --json` says.
     fn to_json(&self) -> String {
-        self.answer.report(&self.model).json()
+        self.answer.report().json()
     }
 
     fn __len__(&self) -> usize {
@@ -93,15 +92,15 @@ impl Curve {
     }
 
     fn __repr__(&self) -> String {
-        format!("<rematic.Curve of {}: {} budgets>", self.model, self.answer.points.len())
+        format!("<rematic.Curve of {}: {} budgets>", self.answer.trace.origin.model, self.answer.points.len())
     }
 
     fn _repr_html_(&self) -> String {
-        self.answer.report(&self.model).html()
+        self.answer.report().html()
     }
 
     fn __str__(&self) -> String {
-        self.answer.report(&self.model).text(Style::default()).trim_end().to_owned()
+        self.answer.report().text(Style::default()).trim_end().to_owned()
     }
 }
 
@@ -134,5 +133,5 @@ pub(crate) fn curve(
     let question = Question::new(&trace.last, &trace.step, target, limits);
     let answer =
         interruptible(py, &question.cancel(), move || question.study()?.curve(points, || {}))?.map_err(exception)?;
-    Ok(Curve { answer, model: trace.step.origin.model.clone() })
+    Ok(Curve { answer })
 }

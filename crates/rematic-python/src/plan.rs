@@ -6,8 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rematic::{
     Bytes, Error, Memory, Origin, PlanAnswer, PlanDocument, PlanReport, Planner, StepTrace, Study, Style, Target,
-    Verdict, variants_text,
-};
+    Verdict, variants_text, Ways};
 use rematic_trace::Decision;
 
 use crate::device::{DeviceName, no_budget_for_host};
@@ -102,6 +101,7 @@ impl Plan {
             on_device: None,
             pace: None,
             measured: None,
+            ways: &Ways::default(),
         };
         report.text(Style::default())
     }

@@ -1,7 +1,7 @@
 use std::fmt::Write;
 
 use rematic_cost::Measured;
-use rematic_plan::{CategoryBytes, PlanDocument, PlannedMoment, Replayed};
+use rematic_plan::{CategoryBytes, PlanDocument, PlannedMoment, Remedy, Replayed};
 use rematic_trace::{Bytes, Millis, Opt, StepTrace, Verdict};
 use serde::Serialize;
 
@@ -34,6 +34,24 @@ pub struct PlanReport<'a> {
     pub pace: Option<&'a Pace>,
     /// How much of the time was measured.
     pub measured: Option<&'a Measured>,
+    /// What else brings the step within the budget.
+    pub ways: &'a Ways,
+}
+
+/// Ways to bring a step within a budget that are no plan, the cheapest first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ways {
+    /// Those that do it alone.
+    pub alone: Vec<Remedy>,
+    /// Where none does, those that do it on top of a plan.
+    pub with_plan: Vec<Remedy>,
+}
+
+impl Ways {
+    /// The cheapest that takes less time than a plan.
+    fn cheaper_than(&self, plan: Millis) -> Option<&Remedy> {
+        self.alone.iter().find(|remedy| remedy.extra_ms.is_some_and(|extra| extra.0 < plan.0))
+    }
 }
 
 /// What every planner's answer looks like as JSON.
@@ -61,6 +79,12 @@ pub(crate) struct PlanJson<'a> {
     pub(crate) memory: Option<&'a Memory>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fits: Option<bool>,
+    /// A way to bring the step within the budget that takes less time than the plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cheaper: Option<&'a Remedy>,
+    /// Where no plan is within it: ways that are, alone or on top of the plan with the lowest peak.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ways: Option<Vec<&'a Remedy>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) measured: Option<MeasuredJson<'a>>,
 }
@@ -111,6 +135,8 @@ impl PlanReport<'_> {
             },
             memory: self.on_device.map(|on| on.memory),
             fits: self.on_device.map(|on| on.memory.fits()),
+            cheaper: self.cheaper(),
+            ways: is_infeasible.then(|| self.ways.alone.iter().chain(&self.ways.with_plan).collect()),
             measured: measured_json(self.measured),
         })
     }
@@ -118,7 +144,7 @@ impl PlanReport<'_> {
     /// A summary for people.
     #[must_use]
     pub fn text(&self, style: Style) -> String {
-        let mut text = style.paint(&self.trace.origin.model, Tone::Strong) + "\n";
+        let mut text = heading(self.trace, self.on_device.map(|on| on.device.product.as_str()), style);
         match self.verdict {
             Verdict::Fits => {
                 let PlanDocument { baseline_peak_bytes: peak, budget_bytes: budget, .. } = self.document;
@@ -157,11 +183,43 @@ impl PlanReport<'_> {
             let _ = writeln!(text, "There it is {}.", parts.join(", "));
         }
         let raise = match self.budget() {
-            Some(_) => format!("Raise {} to at least {} bytes", Opt("budget"), least.0),
+            Some(_) => format!("Raise {} to at least {}", Opt("budget"), least.spelled()),
             None => format!("Choose a larger device with {}", Opt("device")),
         };
-        let _ = writeln!(text, "{raise}{}, or use a smaller batch.", sharding_advice(self.trace));
+        *text += &self.rescue(style);
+        let less = if self.trace.origin.batch == Some(1) { "a shorter sequence" } else { "a smaller batch" };
+        let _ = writeln!(text, "{raise}{}, or use {less}.", sharding_advice(self.trace));
         *text += &comparison(self.moments, *budget, style);
+    }
+
+    /// What brings the step within the budget where no plan does.
+    fn rescue(&self, style: Style) -> String {
+        let Ways { alone, with_plan } = self.ways;
+        let (remedy, plan) = match (alone.first(), with_plan.first()) {
+            (Some(remedy), _) => (remedy, ""),
+            (None, Some(remedy)) => (remedy, " and with a plan"),
+            (None, None) => return String::new(),
+        };
+        let lead = format!("Without a change of what is computed it fits if you {}{plan}:", imperative(&remedy.title));
+        let tail = format!("peak {}; {}.", remedy.peak_bytes, remedy.how);
+        style.sentence(&Sentence { lead: (&lead, Tone::Good), head: "", gap: " ", tail: (&tail, Tone::Plain) })
+    }
+
+    /// A way to bring the step within the budget that takes less time than the plan.
+    fn cheaper(&self) -> Option<&Remedy> {
+        let is_planned = self.verdict == Verdict::Planned && self.document.peak_bytes <= self.document.budget_bytes;
+        self.ways.cheaper_than(self.document.recompute_ms).filter(|_| is_planned)
+    }
+
+    fn cheaper_text(&self, style: Style) -> String {
+        let (Some(remedy), step) = (self.cheaper(), self.document.step_ms.0.max(f64::MIN_POSITIVE)) else {
+            return String::new();
+        };
+        let extra = remedy.extra_ms.map_or(0.0, |extra| extra.0 / step * 100.0);
+        let plan = self.document.recompute_ms.0 / step * 100.0;
+        let lead = format!("Cheaper than this plan: {}:", imperative(&remedy.title));
+        let tail = format!("{} at + {extra:.1} %, the plan: + {plan:.1} %; {}.", remedy.peak_bytes, remedy.how);
+        style.sentence(&Sentence { lead: (&lead, Tone::Strong), head: "", gap: " ", tail: (&tail, Tone::Plain) })
     }
 
     /// Where the peak is, as far as is known.
@@ -202,11 +260,32 @@ impl PlanReport<'_> {
             None => format!("{} with a peak of at most {budget}", quality(plan)),
         };
         let _ = writeln!(text, "Recomputing takes {} on top of {step} ({share:.2} %); {quality}.", plan.recompute_ms);
+        *text += &self.cheaper_text(style);
         *text += &pace_text(self.pace, style);
         *text += &comparison(self.moments, budget, style);
         text.push('\n');
         *text += &regions::table(regions::rows(plan), style);
     }
+}
+
+/// The model, the device, and what the step is like: its batch, sequence, types and GPUs.
+pub(crate) fn heading(trace: &StepTrace, device: Option<&str>, style: Style) -> String {
+    let facts = trace.origin.facts();
+    let gpus = trace.place.ranks().filter(|ranks| *ranks > 1).map(|ranks| format!("{ranks} GPUs"));
+    let facts = facts.iter().map(|(name, value)| crate::shorten::unbroken(&crate::stats::fact(name, value)));
+    let all: Vec<String> = device.map(str::to_owned).into_iter().chain(gpus).chain(facts).collect();
+    style.sentence(&Sentence {
+        lead: (&trace.origin.model, Tone::Strong),
+        head: "",
+        gap: "  ",
+        tail: (&all.join(", "), Tone::Quiet),
+    })
+}
+
+/// A title in the middle of a sentence.
+pub(crate) fn imperative(title: &str) -> String {
+    let mut letters = title.chars();
+    letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
 }
 
 /// How fast the step under the plan goes.
@@ -265,8 +344,8 @@ pub struct CurvePoint {
 /// The curve of budget against time, from the step as it is down to the least that can be reached.
 #[derive(Clone, Debug)]
 pub struct CurveReport<'a> {
-    /// The model.
-    pub model: &'a str,
+    /// The step.
+    pub trace: &'a StepTrace,
     /// Time of the step without recomputation.
     pub step: Millis,
     /// The largest budget first.
@@ -317,8 +396,7 @@ impl CurveReport<'_> {
                 bar,
             ]);
         }
-        let heading = style.paint(self.model, Tone::Strong) + "\n";
-        heading + &table.render(style) + &self.first_that_fits() + &measured_text(self.measured)
+        heading(self.trace, Some(self.device), style) + &table.render(style) + &self.first_that_fits() + &measured_text(self.measured)
     }
 
     /// The largest budget whose plan fits the device, with what PyTorch's allocator reserves.

@@ -7,7 +7,7 @@ use rematic_torch::{Baseline, ModuleStats, StepStats};
 use rematic_trace::{Bytes, Category, Dtype, Millis, ModuleId, Op, Phase, StepTrace, any_layer, short};
 use serde::Serialize;
 
-use crate::json::json;
+use crate::json::{Facts, json};
 use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::memory::Memory;
 use crate::pace::{Pace, PaceJson};
@@ -45,6 +45,9 @@ pub struct StatsReport<'a> {
 
 #[derive(Serialize)]
 struct Json<'a> {
+    source: &'a str,
+    options: Facts<'a>,
+    device: &'a str,
     baseline: Baseline,
     peak: JsonPeak<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -108,7 +111,11 @@ impl StatsReport<'_> {
         let peak = self.timeline.peak();
         let names = |modules: &[ModuleId]| modules.iter().map(|module| paths[*module].clone()).collect();
         let orders = &self.stats.orders;
+        let facts = self.trace.origin.facts();
         let document = Json {
+            source: &self.trace.origin.model,
+            options: Facts(&facts),
+            device: &self.device.name,
             baseline: self.stats.baseline,
             peak: JsonPeak {
                 total: peak.snapshot.total(),
@@ -310,6 +317,22 @@ impl StatsReport<'_> {
         }
         table.render(style)
     }
+}
+
+/// A step in a few lines: what it is, and what its peak consists of.
+#[must_use]
+pub fn trace_text(trace: &StepTrace, timeline: &Timeline) -> String {
+    let facts: Vec<String> = trace.origin.facts().iter().map(|(name, value)| fact(name, value)).collect();
+    let (peak, style) = (timeline.peak(), Style::default());
+    let head = format!("{} operators, {} parameters", trace.ops().len(), thousands(parameter_count(trace)));
+    let mut text = style.sentence(&Sentence {
+        lead: (&trace.origin.model, Tone::Plain),
+        head: "",
+        gap: "  ",
+        tail: (&facts.join(", "), Tone::Plain),
+    });
+    text += &format!("{head}; peak {}\n", peak.total());
+    text + &category_table(&CategoryBytes::of(&peak.snapshot), peak.total(), style)
 }
 
 /// Categories with their shares of a total.

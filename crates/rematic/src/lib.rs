@@ -20,6 +20,8 @@
 pub mod cli;
 mod connection;
 mod error;
+mod fit;
+mod lock;
 mod milp;
 pub mod options;
 mod pace;
@@ -33,6 +35,8 @@ mod target;
 
 pub use connection::{Link, Network, NoConnection};
 pub use error::Error;
+pub use fit::{FitRequest, Fixed, MOST_GPUS, SourceSteps, StepSize, Steps};
+pub use lock::{Lock, LockedStep};
 pub use milp::{MilpAnswer, replay_milp};
 pub use page::{PageAnswer, PageOptions};
 pub use planning::{CurveAnswer, MilpSettings, PlanAnswer, Planner};
@@ -50,9 +54,9 @@ pub use rematic_plan::{
 pub use rematic_rehearsal::{Card, Record, Rehearsal, RehearsalError};
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
-    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, Memory, MilpReport, Pace, PlanReport, Prediction,
+    Changed, CheckReport, ChromeTrace, CurvePoint, CurveReport, Difference, ExplanationReport, Figures, Fit, FitAnswer, FitFound, FitQuestion, FitSetup, FitValue, Memory, MilpReport, Pace, PlanReport, Prediction,
     RehearsalReport, SavedPage, SavedReport, SnapshotPage, SnapshotReport, StatsReport, Style, devices_json,
-    devices_text, models_json, models_text, plan_html, plan_python, timeline_csv, trace_html, variants_html,
+    devices_text, models_json, models_text, plan_html, plan_python, timeline_csv, trace_html, trace_text, variants_html,
     variants_text, visible,
 };
 pub use rematic_snapshot::{Snapshot, SnapshotError, Story};

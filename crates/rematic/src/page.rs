@@ -5,7 +5,7 @@ use rematic_trace::{Bytes, Verdict};
 
 use crate::error::Error;
 use crate::planning::BOTH;
-use crate::room::Found;
+use crate::room::{Effort, Found};
 use crate::study::Study;
 
 /// What a page is to show.
@@ -94,7 +94,7 @@ impl Study {
         let (budget, Outcome { verdict, solution }) = match options.budget {
             Some(budget) => (budget, problem.exact(budget)),
             None => {
-                let Found { outcome, budget, .. } = self.for_device(problem, &BOTH);
+                let Found { outcome, budget, .. } = self.for_device(problem, &BOTH, Effort::Full);
                 (budget, outcome)
             }
         };

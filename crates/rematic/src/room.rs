@@ -31,7 +31,22 @@ pub(crate) struct Fitting<'a> {
     /// The cheapest that fits if PyTorch empties its cache.
     just: Option<(Bytes, Solution)>,
     questions: usize,
+    effort: Effort,
 }
+
+/// How much is asked of the planners. Whether a plan is found is the same for all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// Until the budgets around the cheapest plan that fits are close to each other.
+    Full,
+    /// A few questions more than a plan that fits takes.
+    Some,
+    /// Until a plan fits.
+    Verdict,
+}
+
+/// So many questions more [`Effort::Some`] asks.
+const MORE: usize = 3;
 
 /// The answer for a device.
 pub(crate) struct Found {
@@ -53,13 +68,31 @@ enum Tried {
 }
 
 impl<'a> Fitting<'a> {
-    pub(crate) fn new(study: &'a Study, problem: &'a Problem, searches: &'a [Search]) -> Self {
-        Fitting { study, problem, searches, room: study.target.room(), best: None, just: None, questions: 0 }
+    pub(crate) fn new(study: &'a Study, problem: &'a Problem, searches: &'a [Search], effort: Effort) -> Self {
+        let room = study.target.room();
+        Fitting { study, problem, searches, room, best: None, just: None, questions: 0, effort }
     }
 
     /// The cheapest plan found under which PyTorch's allocator need not empty its cache; if there is none, the cheapest
     /// under which that is enough; else the one with the lowest peak, which does not fit.
-    pub(crate) fn find(mut self) -> Found {
+    ///
+    /// Where the better planner leads nowhere, the last of them is asked alone: its plans lie elsewhere. If only the verdict
+    /// counts, it is the first, because it is quick.
+    pub(crate) fn find(self) -> Found {
+        let Fitting { study, problem, searches, effort, .. } = self;
+        let alone = || Fitting::new(study, problem, &searches[searches.len() - 1..], effort).search();
+        let is_found = |found: &Found| found.outcome.verdict != Verdict::Infeasible;
+        if searches.len() < 2 {
+            return self.search();
+        }
+        if effort == Effort::Verdict {
+            return Some(alone()).filter(is_found).unwrap_or_else(|| self.search());
+        }
+        let found = self.search();
+        if is_found(&found) { found } else { Some(alone()).filter(is_found).unwrap_or(found) }
+    }
+
+    fn search(mut self) -> Found {
         let plain = self.problem.unplanned();
         if let Tried::Fits(_) = self.look(self.room, Outcome { verdict: Verdict::Fits, solution: plain }) {
             return self.chosen(None);
@@ -68,7 +101,11 @@ impl<'a> Fitting<'a> {
         let highest = self.room.min(Bytes(self.problem.baseline().peak.0.saturating_sub(1)));
         let (mut budget, mut above) = (highest, highest);
         loop {
-            match self.ask(budget) {
+            let tried = self.ask(budget);
+            if self.is_enough() {
+                return self.chosen(None);
+            }
+            match tried {
                 Tried::Fits(peak) => return self.narrow(peak, above),
                 Tried::Exceeds(bytes) if self.questions < QUESTIONS => {
                     above = budget;
@@ -83,9 +120,15 @@ impl<'a> Fitting<'a> {
         }
     }
 
+    /// Whether nothing more need be known.
+    fn is_enough(&self) -> bool {
+        self.effort == Effort::Verdict && (self.best.is_some() || self.just.is_some())
+    }
+
     /// Looks between a budget whose plan fits and one whose plan does not.
     fn narrow(mut self, mut low: Bytes, mut high: Bytes) -> Found {
-        while self.questions < QUESTIONS && high.0.saturating_sub(low.0) > self.step() {
+        let most = if self.effort == Effort::Full { QUESTIONS } else { QUESTIONS.min(self.questions + MORE) };
+        while self.questions < most && high.0.saturating_sub(low.0) > self.step() {
             let between = Bytes(low.0 + (high.0 - low.0) / 2);
             match self.ask(between) {
                 Tried::Fits(_) => low = between,
@@ -98,9 +141,15 @@ impl<'a> Fitting<'a> {
     /// Looks at some plans between the lowest peak and all that there is, since one of them may reserve less.
     fn others(mut self, least: Solution, highest: Bytes) -> Found {
         let low = least.replayed.peak;
+        if low > self.room {
+            return self.chosen(Some(least));
+        }
         self.look(low, Outcome { verdict: Verdict::Planned, solution: least.clone() });
         for part in 1..OTHERS {
             let between = highest.0.saturating_sub(low.0) / OTHERS * part;
+            if self.is_enough() {
+                break;
+            }
             self.ask(Bytes(low.0.saturating_add(between)));
         }
         self.chosen(Some(least))

@@ -80,6 +80,8 @@ impl Study {
     /// As [`Study::new`].
     pub fn of_calls(step: StepTrace, target: Target) -> Result<Self, Error> {
         let step = if target.cost.is_torch() { step } else { step.with_whole_calls() };
+        let ranks = target.ranks;
+        let step = even_shards(&step, ranks).map_err(|why| PlanError::Ranks { ranks, why })?.into_owned();
         Study::new(step, target, Limits::default())
     }
 

@@ -88,7 +88,7 @@ pub(crate) fn curve(arguments: &CurveArguments, warnings: Warnings) -> Result<An
     let found = study.curve(arguments.points as usize, || bar.inc(1));
     bar.finish_and_clear();
     let found = found?;
-    let report = found.report(&study.trace().origin.model);
+    let report = found.report();
     let text = if arguments.limits.json { report.json() } else { report.text(style(&std::io::stdout())) };
     Ok(Answer { text, code: 0 })
 }
