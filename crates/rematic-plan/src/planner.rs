@@ -54,6 +54,25 @@ impl Problem {
         self.exact_with(budget, CHANGES)
     }
 
+    /// A plan within a budget as the relaxation has it: quickly found, and not searched for a better one. Where it has none, the
+    /// answer is the step as it is, though there may be one.
+    #[must_use]
+    pub fn quick(&self, budget: Bytes) -> Outcome {
+        if self.baseline().peak <= budget {
+            return Outcome { verdict: Verdict::Fits, solution: self.unplanned() };
+        }
+        match self.fit(budget) {
+            Some(solution) => Outcome { verdict: Verdict::Planned, solution },
+            None => Outcome { verdict: Verdict::Infeasible, solution: self.unplanned() },
+        }
+    }
+
+    /// What is in memory at some moment, whatever is planned.
+    #[must_use]
+    pub fn floor(&self) -> Bytes {
+        Bytes(self.ceilings[0].forward.max(self.ceilings[0].backward))
+    }
+
     /// The same, with so many lives changed in the search.
     fn exact_with(&self, budget: Bytes, changes: usize) -> Outcome {
         if self.baseline().peak <= budget {
@@ -348,7 +367,7 @@ impl Problem {
             return Solution { checkpoints, replayed, lower_bound };
         }
         let mut best = self.unplanned();
-        let mut low = self.ceilings[0].forward.max(self.ceilings[0].backward);
+        let mut low = self.floor().0;
         // At a distance of one byte there is nothing in between.
         while (best.replayed.peak.0.saturating_sub(low)) as f64 > (LEAST_SHARE * best.replayed.peak.0 as f64).max(1.0) {
             let middle = Bytes(low + (best.replayed.peak.0 - low) / 2);

@@ -11,7 +11,7 @@ use crate::json::json;
 use crate::measured::{measured_json, measured_text};
 use crate::memory::OnDevice;
 use crate::pace::Pace;
-use crate::plan::{PlanJson, ReplayedJson, pace_text, sharding_advice};
+use crate::plan::{heading, PlanJson, ReplayedJson, pace_text, sharding_advice};
 use crate::regions::{self, RegionJson, Row, place, policy};
 use crate::style::{Style, Tone};
 
@@ -85,6 +85,8 @@ impl<'a> MilpReport<'a> {
             },
             memory: self.on_device.map(|on| on.memory),
             fits: self.on_device.map(|on| on.memory.fits()),
+            cheaper: None,
+            ways: None,
             measured: measured_json(self.measured),
         })
     }
@@ -92,7 +94,7 @@ impl<'a> MilpReport<'a> {
     /// A summary for people.
     #[must_use]
     pub fn text(&self, style: Style) -> String {
-        let mut text = style.paint(&self.trace.origin.model, Tone::Strong) + "\n";
+        let mut text = heading(self.trace, self.on_device.map(|on| on.device.product.as_str()), style);
         match self.outcome {
             MilpOutcome::Fits { peak } => {
                 let fits = style.paint("Fits as it is", Tone::Good);

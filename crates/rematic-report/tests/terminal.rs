@@ -54,7 +54,7 @@ fn explanation_of(model: &str, styles: &[Style]) -> Vec<String> {
         Explanation::new(&Problem::new(trace.clone(), costs, Limits::default()).unwrap(), &trace, &device);
     let settings = [TriedSetting { setting: "expandable_segments:True", reserved_bytes: Bytes(41 << 30), fits: true }];
     let (memory, settings) = (Some(&MEMORY), &settings[..]);
-    let report = ExplanationReport { explanation: &explanation, device: &device, memory, settings, measured: None };
+    let report = ExplanationReport { explanation: &explanation, device: &device, memory, budget: None, settings, measured: None };
     styles.iter().map(|style| report.text(*style)).collect()
 }
 

@@ -39,14 +39,14 @@ pub(crate) struct Fitting<'a> {
 pub(crate) enum Effort {
     /// Until the budgets around the cheapest plan that fits are close to each other.
     Full,
-    /// A few questions more than a plan that fits takes.
+    /// One question more than a plan that fits takes, to a planner that minds the time.
     Some,
     /// Until a plan fits.
     Verdict,
 }
 
-/// So many questions more [`Effort::Some`] asks.
-const MORE: usize = 3;
+/// So many budgets are tried between the lowest peak and all that there is, where a greedy plan was not found.
+const BETWEEN: u64 = 4;
 
 /// The answer for a device.
 pub(crate) struct Found {
@@ -76,20 +76,55 @@ impl<'a> Fitting<'a> {
     /// The cheapest plan found under which PyTorch's allocator need not empty its cache; if there is none, the cheapest
     /// under which that is enough; else the one with the lowest peak, which does not fit.
     ///
-    /// Where the better planner leads nowhere, the last of them is asked alone: its plans lie elsewhere. If only the verdict
-    /// counts, it is the first, because it is quick.
+    /// Whether there is one is asked first, in the same way for every effort.
     pub(crate) fn find(self) -> Found {
         let Fitting { study, problem, searches, effort, .. } = self;
-        let alone = || Fitting::new(study, problem, &searches[searches.len() - 1..], effort).search();
-        let is_found = |found: &Found| found.outcome.verdict != Verdict::Infeasible;
         if searches.len() < 2 {
             return self.search();
         }
-        if effort == Effort::Verdict {
-            return Some(alone()).filter(is_found).unwrap_or_else(|| self.search());
+        let Some(possible) = self.possible() else {
+            let found = Fitting::new(study, problem, searches, effort);
+            return if effort == Effort::Full { found.chosen(Some(problem.least())) } else { found.chosen(None) };
+        };
+        let mut found = Fitting::new(study, problem, searches, effort);
+        match effort {
+            Effort::Verdict => possible,
+            Effort::Some => {
+                found.look(possible.budget, possible.outcome);
+                found.ask(possible.budget);
+                found.chosen(None)
+            }
+            Effort::Full => {
+                found.look(possible.budget, possible.outcome);
+                found.search()
+            }
         }
-        let found = self.search();
-        if is_found(&found) { found } else { Some(alone()).filter(is_found).unwrap_or(found) }
+    }
+
+    /// Some plan that fits, without regard to what it costs: by the greedy planner for lower and lower budgets, and else by the
+    /// relaxation's plans for some budgets. Below what is in memory whatever is planned there is none.
+    fn possible(&self) -> Option<Found> {
+        const GREEDY: [Search; 1] = [Problem::greedy];
+        const QUICK: [Search; 1] = [Problem::quick];
+        let (study, problem, room) = (self.study, self.problem, self.room);
+        let is_plain = self.study.memory().is_some_and(|memory| memory.fits());
+        if problem.floor() > room && !is_plain {
+            return None;
+        }
+        let found = Fitting::new(study, problem, &GREEDY, Effort::Verdict).search();
+        if found.outcome.verdict != Verdict::Infeasible {
+            return Some(found);
+        }
+        let lowest = found.outcome.solution.replayed.peak.0.max(problem.floor().0);
+        let highest = room.0.min(problem.baseline().peak.0.saturating_sub(1));
+        let mut quick = Fitting::new(study, problem, &QUICK, Effort::Verdict);
+        for part in 0..BETWEEN {
+            quick.ask(Bytes(lowest.saturating_add(highest.saturating_sub(lowest) / BETWEEN * part)));
+            if quick.is_enough() {
+                return Some(quick.chosen(None));
+            }
+        }
+        None
     }
 
     fn search(mut self) -> Found {
@@ -127,8 +162,7 @@ impl<'a> Fitting<'a> {
 
     /// Looks between a budget whose plan fits and one whose plan does not.
     fn narrow(mut self, mut low: Bytes, mut high: Bytes) -> Found {
-        let most = if self.effort == Effort::Full { QUESTIONS } else { QUESTIONS.min(self.questions + MORE) };
-        while self.questions < most && high.0.saturating_sub(low.0) > self.step() {
+        while self.questions < QUESTIONS && high.0.saturating_sub(low.0) > self.step() {
             let between = Bytes(low.0 + (high.0 - low.0) / 2);
             match self.ask(between) {
                 Tried::Fits(_) => low = between,

@@ -59,7 +59,7 @@ fn explain(trace: &StepTrace, costs: &Costs, device: &Device, allocator: Allocat
         assert_eq!(remedy.peak_bytes + remedy.freed_bytes, explanation.peak_bytes);
         assert!(remedy.extra_ms.is_none_or(|extra| extra.0.is_finite() && extra.0 >= 0.0));
     }
-    let report = ExplanationReport { explanation: &explanation, device, memory: None, settings: &[], measured: None };
+    let report = ExplanationReport { explanation: &explanation, device, memory: None, budget: None, settings: &[], measured: None };
     assert!(report.json().ends_with("}\n") && report.text(Style::default()).contains("The peak is"));
 }
 

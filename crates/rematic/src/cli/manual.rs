@@ -21,7 +21,9 @@ pub(crate) fn completions(shell: Shell) -> String {
 
 /// The command with the names of models and devices as values; beside them there are files.
 fn with_names(command: Command) -> Command {
-    let devices: Vec<String> = Devices::builtin().all().iter().map(|device| device.name.clone()).collect();
+    // clap wants names that last; the process ends when they are printed.
+    let devices: Vec<&'static str> =
+        Devices::builtin().all().iter().map(|device| &*device.name.clone().leak()).collect();
     let models: Vec<&str> = BUILTIN.iter().map(|model| model.name).collect();
     let verbs: Vec<String> = command.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
     verbs.iter().fold(command, |command, verb| {

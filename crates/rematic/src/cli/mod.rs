@@ -19,7 +19,7 @@ use clap::{CommandFactory, FromArgMatches};
 use owo_colors::OwoColorize;
 
 use crate::{
-    Devices, Dtype, Error, ExplanationReport, Fsdp2, Limits, Options, PlanDocument, RehearsalError, SavedReport, Source, StepTrace,
+    Devices, Dtype, Error, Fsdp2, Limits, Options, PlanDocument, RehearsalError, SavedReport, Source, StepTrace,
     Study, Target, visible,
 };
 use rematic_trace::Opt;
@@ -51,7 +51,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Verb::Trace(arguments) => trace(arguments).map(Answer::done),
         Verb::Fit(arguments) => fit::fit(arguments, &given),
         Verb::Stats(arguments) => stats(arguments),
-        Verb::Explain(arguments) => explain(arguments, &given).map(Answer::done),
+        Verb::Explain(arguments) => explain(arguments, &given),
         Verb::Plan(arguments) => planning::plan(arguments, warnings),
         Verb::Curve(arguments) => planning::curve(arguments, warnings),
         Verb::Replay(arguments) => planning::replay(arguments),
@@ -117,24 +117,18 @@ fn stats_study(arguments: &StatsArguments) -> Result<Study, Failure> {
     Ok(Study::of_calls(read(&arguments.step.source)?, target)?)
 }
 
-fn explain(arguments: &ExplainArguments, given: &[String]) -> Result<String, Failure> {
+fn explain(arguments: &ExplainArguments, given: &[String]) -> Result<Answer, Failure> {
     if let Some(path) = arguments.step.source.snapshot() {
-        return snapshot::explain(path, arguments, given);
+        return snapshot::explain(path, arguments, given).map(Answer::done);
     }
     snapshot::refuse(&arguments.step.source, arguments.snapshot.gpu.is_some(), "gpu")?;
     snapshot::refuse(&arguments.step.source, arguments.against.is_some(), "against")?;
     let target = Target { ranks: arguments.spread.world_size.into(), ..arguments.step.target()? };
     let study = Study::new(read(&arguments.step.source)?, target, Limits::default())?;
-    let explanation = study.explain()?;
-    let settings = study.tried_settings();
-    let report = ExplanationReport {
-        explanation: &explanation,
-        device: &study.target().device,
-        memory: study.memory(),
-        settings: &settings,
-        measured: study.costs().measurements(),
-    };
-    Ok(if arguments.json { report.json() } else { report.text(style(&std::io::stdout())) })
+    let explained = study.explained(arguments.budget)?;
+    let report = explained.report();
+    let text = if arguments.json { report.json() } else { report.text(style(&std::io::stdout())) };
+    Ok(Answer { text, code: if explained.within_budget() == Some(false) { INFEASIBLE } else { 0 } })
 }
 
 fn devices(arguments: &DevicesArguments) -> Result<String, Failure> {

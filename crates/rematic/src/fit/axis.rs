@@ -55,10 +55,6 @@ impl Axis {
         Axis { most: devices.len() as u64, devices, ..Axis::of(FitQuestion::SmallestDevice, base) }
     }
 
-    pub(crate) fn base(&self) -> &Setup {
-        &self.base
-    }
-
     #[expect(clippy::cast_possible_truncation, reason = "a place in a list")]
     pub(crate) fn setup(&self, place: u64) -> Setup {
         let base = self.base.clone();

@@ -3,6 +3,8 @@
 
 mod config;
 mod devices;
+mod fit;
+mod gates;
 mod options;
 mod output;
 mod planning;
