@@ -29,6 +29,8 @@ use scenario::{Change, replay};
 
 /// A remedy that frees a smaller share of the peak is not worth a line.
 const WORTH_A_LINE: f64 = 0.01;
+/// So many plans are tried between the step as it is and the lowest peak.
+const BETWEEN: u64 = 8;
 /// So many of the cheapest remedies are also tried together.
 const CHEAPEST: usize = 3;
 
@@ -54,6 +56,9 @@ pub struct Explanation {
     pub remedies: Vec<Remedy>,
     /// Those of the three cheapest at once that leave what is computed as it is, if there is more than one.
     pub together: Option<Together>,
+    /// Pairs that free more than each of the two alone, on the same devices: where two moments are equally high, one remedy does
+    /// not help. The cheapest first, at most three.
+    pub pairs: Vec<Together>,
 }
 
 /// Bytes of a category.
@@ -85,7 +90,10 @@ impl Explanation {
         let loss = Loss::find(trace, &flow);
         let step = Step::new(problem, whole, device, &flow, loss.as_ref());
         let plain = step.highest(&Change::default());
-        let found = step.remedies(&rules::ALL, plain.bytes);
+        let tried = step.tried(&rules::ALL, plain.bytes);
+        let pairs = pairs(&tried, &step, plain.bytes);
+        let worth = |remedy: &Remedy| remedy.freed_bytes.0 as f64 >= WORTH_A_LINE * plain.bytes.0 as f64;
+        let found: Vec<(Remedy, Change)> = tried.into_iter().filter(|(remedy, _)| worth(remedy)).collect();
         let together = together(&found, &step);
         Explanation {
             model: trace.origin.model.clone(),
@@ -97,11 +105,13 @@ impl Explanation {
             step_ms: costs.step().time,
             remedies: found.into_iter().map(|(remedy, _)| remedy).collect(),
             together,
+            pairs,
         }
     }
 
     /// Ways on the same devices that leave what is computed as it is and bring the step within a budget: the cheapest first.
-    /// Where none does alone, each is tried on top of `plan`, and its time is what it takes beside the plan's.
+    /// Where none does alone, each is tried on top of plans that drop more and more, the last of which is `plan`; the time is then that of
+    /// both.
     #[must_use]
     pub fn ways_within(
         problem: &Problem,
@@ -114,21 +124,36 @@ impl Explanation {
         let loss = Loss::find(&problem.trace, &flow);
         let step = Step::new(problem, whole, device, &flow, loss.as_ref());
         let plain = problem.baseline().peak;
-        let found: Vec<(Remedy, Change)> = step.remedies(&rules::BESIDE_PLANS, plain);
-        let found: Vec<(Remedy, Change)> = found.into_iter().filter(|(remedy, _)| remedy.keeps_numerics()).collect();
+        let mut found = step.tried(&rules::BESIDE_PLANS, plain);
+        found.retain(|(remedy, _)| remedy.keeps_numerics());
         let alone = found.iter().filter(|(remedy, _)| remedy.peak_bytes <= budget).map(|(remedy, _)| remedy.clone());
         let alone: Vec<Remedy> = alone.collect();
         if !alone.is_empty() || plan.is_empty() {
             return (alone, Vec::new());
         }
+        // Plans from the step as it is down to the lowest peak: the first that is enough is the cheapest.
+        let (high, low) = (plain.0, problem.replay(plan).peak.0);
+        let budgets = (0..BETWEEN).map(|part| Bytes(high - (high - low.min(high)) / BETWEEN * part));
+        let plans: Vec<Vec<Checkpoint>> = budgets
+            .map(|budget| problem.quick(budget).solution.checkpoints)
+            .chain(std::iter::once(plan.to_vec()))
+            .collect();
         let with_plan = found.iter().filter_map(|(remedy, change)| {
-            let both = Change { checkpoints: plan.to_vec(), ..change.clone() };
-            let after = step.highest(&both);
-            let at = step.place(&after);
-            let freed_bytes = plain.saturating_sub(after.bytes);
-            (after.bytes <= budget).then(|| Remedy { peak_bytes: after.bytes, freed_bytes, at, ..remedy.clone() })
+            plans.iter().find_map(|checkpoints| {
+                let after = step.highest(&Change { checkpoints: checkpoints.clone(), ..change.clone() });
+                let extra = problem.replay(checkpoints).recompute;
+                (after.bytes <= budget).then(|| Remedy {
+                    peak_bytes: after.bytes,
+                    freed_bytes: plain.saturating_sub(after.bytes),
+                    extra_ms: remedy.extra_ms.map(|alone| alone + extra),
+                    at: step.place(&after),
+                    ..remedy.clone()
+                })
+            })
         });
-        (alone, with_plan.collect())
+        let mut with_plan: Vec<Remedy> = with_plan.collect();
+        with_plan.sort_by(|a, b| a.dearness().total_cmp(&b.dearness()));
+        (alone, with_plan)
     }
 
     /// The three cheapest ways down, or as many as there are.
@@ -153,6 +178,30 @@ fn together(found: &[(Remedy, Change)], step: &Step<'_>) -> Option<Together> {
         extra_ms: cheapest.iter().try_fold(Millis(0.0), |sum, (remedy, _)| remedy.extra_ms.map(|extra| sum + extra)),
         at: step.place(&after),
     })
+}
+
+/// Pairs of remedies that help each other.
+fn pairs(tried: &[(Remedy, Change)], step: &Step<'_>, plain: Bytes) -> Vec<Together> {
+    let least = WORTH_A_LINE * plain.0 as f64;
+    let fits = |(remedy, _): &&(Remedy, Change)| remedy.keeps_numerics() && remedy.kind != RemedyKind::Sharding;
+    let tried: Vec<&(Remedy, Change)> = tried.iter().filter(fits).collect();
+    let mut pairs: Vec<(f64, Together)> = Vec::new();
+    for (at, (first, change)) in tried.iter().enumerate() {
+        for (second, other) in &tried[at + 1..] {
+            let after = step.highest(&Change::all(&[change, other]));
+            let freed = plain.saturating_sub(after.bytes);
+            let alone = first.freed_bytes.max(second.freed_bytes);
+            if (freed.saturating_sub(alone).0 as f64) < least || freed <= alone {
+                continue;
+            }
+            let extra_ms = first.extra_ms.zip(second.extra_ms).map(|(first, second)| first + second);
+            let dearness = extra_ms.map_or(f64::INFINITY, |extra| extra.0 / freed.0 as f64);
+            let remedies = vec![first.kind, second.kind];
+            pairs.push((dearness, Together { remedies, peak_bytes: after.bytes, extra_ms, at: step.place(&after) }));
+        }
+    }
+    pairs.sort_by(|(a, first), (b, second)| a.total_cmp(b).then(first.peak_bytes.cmp(&second.peak_bytes)));
+    pairs.into_iter().take(CHEAPEST).map(|(_, pair)| pair).collect()
 }
 
 /// What the rules look at.
@@ -196,18 +245,14 @@ impl<'a> Step<'a> {
         Place::new(self.trace, self.loss, highest.at)
     }
 
-    /// What rules propose and the replay confirms. The cheapest first; those that make numbers approximate are the last.
-    fn remedies(&self, rules: &[rules::Rule], plain: Bytes) -> Vec<(Remedy, Change)> {
+    /// What rules propose, replayed. The cheapest first; those that make numbers approximate are the last.
+    fn tried(&self, rules: &[rules::Rule], plain: Bytes) -> Vec<(Remedy, Change)> {
         let mut found: Vec<(Remedy, Change)> = Vec::new();
         for rule in rules {
             let Some(Proposal { kind, title, how, assumption, extra, numerics, change }) = rule(self) else { continue };
             let after = self.highest(&change);
-            let freed = plain.saturating_sub(after.bytes);
-            if (freed.0 as f64) < WORTH_A_LINE * plain.0 as f64 || freed.0 == 0 {
-                continue;
-            }
             let (peak_bytes, at) = (after.bytes, self.place(&after));
-            let (freed_bytes, extra_ms) = (freed, extra);
+            let (freed_bytes, extra_ms) = (plain.saturating_sub(peak_bytes), extra);
             let remedy = Remedy { kind, title, how, assumption, peak_bytes, freed_bytes, extra_ms, numerics, at };
             found.push((remedy, change));
         }

@@ -134,11 +134,11 @@ impl ExplanationReport<'_> {
 
     fn ways_down(&self, style: Style) -> String {
         let cheapest = self.explanation.cheapest();
-        if cheapest.is_empty() {
+        if cheapest.is_empty() && self.explanation.pairs.is_empty() {
             return "No rule knows a way down that frees 1 % or more.\n".to_owned();
         }
         let mut table = Table::new([
-            Column::text("the cheapest ways down").shorten(Shorten::End, TITLE),
+            Column::text("ways to reduce the peak").shorten(Shorten::End, TITLE),
             Column::number("peak").tone(Tone::Good),
             Column::number("frees").leave_out(0),
             Column::number("more time"),
@@ -159,6 +159,10 @@ impl ExplanationReport<'_> {
             let title = title_of(together, cheapest);
             table.row(row(format!("  {title}"), together.peak_bytes, together.extra_ms, &together.at));
         }
+        for pair in self.pairs(cheapest) {
+            let words: Vec<&str> = pair.remedies.iter().map(|kind| kind.words()).collect();
+            table.row(row(format!("  {}", words.join(" + ")), pair.peak_bytes, pair.extra_ms, &pair.at));
+        }
         let mut text = table.render(style);
         text.push('\n');
         for (number, remedy) in cheapest.iter().enumerate() {
@@ -173,6 +177,12 @@ impl ExplanationReport<'_> {
             tail: (&format!("times are on top of {step} on {}.", self.device.product), Tone::Quiet),
         });
         text
+    }
+
+    /// Pairs that the row of all together does not show already.
+    fn pairs<'a>(&'a self, cheapest: &'a [Remedy]) -> impl Iterator<Item = &'a Together> {
+        let shown = self.explanation.together.as_ref().filter(|_| cheapest.len() > 1);
+        self.explanation.pairs.iter().filter(move |pair| shown.is_none_or(|shown| shown.remedies != pair.remedies))
     }
 
     /// What can only be measured.

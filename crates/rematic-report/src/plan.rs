@@ -197,11 +197,13 @@ impl PlanReport<'_> {
         let Ways { alone, with_plan } = self.ways;
         let (remedy, plan) = match (alone.first(), with_plan.first()) {
             (Some(remedy), _) => (remedy, ""),
-            (None, Some(remedy)) => (remedy, " and with a plan"),
+            (None, Some(remedy)) => (remedy, " and a plan"),
             (None, None) => return String::new(),
         };
-        let lead = format!("Without a change of what is computed it fits if you {}{plan}:", imperative(&remedy.title));
-        let tail = format!("peak {}; {}.", remedy.peak_bytes, remedy.how);
+        let share = |extra: Millis| 100.0 * extra.0 / self.document.step_ms.0.max(f64::MIN_POSITIVE);
+        let time = remedy.extra_ms.map_or_else(String::new, |extra| format!(" at + {:.2} %", share(extra)));
+        let lead = format!("It fits with {}{plan}:", remedy.kind.words());
+        let tail = format!("peak {}{time}; {}.", remedy.peak_bytes, remedy.how);
         style.sentence(&Sentence { lead: (&lead, Tone::Good), head: "", gap: " ", tail: (&tail, Tone::Plain) })
     }
 
@@ -217,8 +219,8 @@ impl PlanReport<'_> {
         };
         let extra = remedy.extra_ms.map_or(0.0, |extra| extra.0 / step * 100.0);
         let plan = self.document.recompute_ms.0 / step * 100.0;
-        let lead = format!("Cheaper than this plan: {}:", imperative(&remedy.title));
-        let tail = format!("{} at + {extra:.1} %, the plan: + {plan:.1} %; {}.", remedy.peak_bytes, remedy.how);
+        let lead = format!("Cheaper than this plan: {}:", remedy.kind.words());
+        let tail = format!("{} at + {extra:.2} %, the plan: + {plan:.2} %; {}.", remedy.peak_bytes, remedy.how);
         style.sentence(&Sentence { lead: (&lead, Tone::Strong), head: "", gap: " ", tail: (&tail, Tone::Plain) })
     }
 
@@ -280,12 +282,6 @@ pub(crate) fn heading(trace: &StepTrace, device: Option<&str>, style: Style) -> 
         gap: "  ",
         tail: (&all.join(", "), Tone::Quiet),
     })
-}
-
-/// A title in the middle of a sentence.
-pub(crate) fn imperative(title: &str) -> String {
-    let mut letters = title.chars();
-    letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
 }
 
 /// How fast the step under the plan goes.

@@ -62,6 +62,23 @@ pub struct Remedy {
     pub at: Place,
 }
 
+impl RemedyKind {
+    /// What it is, in the middle of a sentence.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            RemedyKind::PreviousOutput => "previous output deleted",
+            RemedyKind::OptimizerTemporaries => "fused optimizer",
+            RemedyKind::OptimizerState => "8-bit optimizer",
+            RemedyKind::FusedAttention => "fused attention",
+            RemedyKind::ChunkedLoss => "chunked loss",
+            RemedyKind::Checkpointing => "plan",
+            RemedyKind::GradientAccumulation => "half the batch, accumulated",
+            RemedyKind::Sharding => "sharding",
+        }
+    }
+}
+
 impl Remedy {
     /// Whether training computes the same, up to rounding.
     #[must_use]
