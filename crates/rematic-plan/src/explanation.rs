@@ -13,8 +13,8 @@ mod scenario;
 
 use rematic_cost::{Costs, Device};
 use rematic_layout::even_shards;
-use rematic_replay::{Checkpoint, Highest, Regions, Snapshot};
-use rematic_trace::{Bytes, Category, Millis, StepTrace};
+use rematic_replay::{Highest, Regions, Snapshot};
+use rematic_trace::{Bytes, Category, Millis, StepTrace, Verdict};
 use serde::Serialize;
 
 pub use place::{Moment, Place};
@@ -29,8 +29,6 @@ use scenario::{Change, replay};
 
 /// A remedy that frees a smaller share of the peak is not worth a line.
 const WORTH_A_LINE: f64 = 0.01;
-/// So many plans are tried between the step as it is and the lowest peak.
-const BETWEEN: u64 = 8;
 /// So many of the cheapest remedies are also tried together.
 const CHEAPEST: usize = 3;
 
@@ -110,15 +108,14 @@ impl Explanation {
     }
 
     /// Ways on the same devices that leave what is computed as it is and bring the step within a budget: the cheapest first.
-    /// Where none does alone, each is tried on top of plans that drop more and more, the last of which is `plan`; the time is then that of
-    /// both.
+    /// Where none does alone, each is tried on top of greedy plans that drop more and more; the time is then that of both.
     #[must_use]
     pub fn ways_within(
         problem: &Problem,
         whole: &StepTrace,
         device: &Device,
         budget: Bytes,
-        plan: &[Checkpoint],
+        verdict: Verdict,
     ) -> (Vec<Remedy>, Vec<Remedy>) {
         let flow = Flow::new(&problem.trace);
         let loss = Loss::find(&problem.trace, &flow);
@@ -128,27 +125,26 @@ impl Explanation {
         found.retain(|(remedy, _)| remedy.keeps_numerics());
         let alone = found.iter().filter(|(remedy, _)| remedy.peak_bytes <= budget).map(|(remedy, _)| remedy.clone());
         let alone: Vec<Remedy> = alone.collect();
-        if !alone.is_empty() || plan.is_empty() {
+        if !alone.is_empty() || verdict != Verdict::Infeasible {
             return (alone, Vec::new());
         }
-        // Plans from the step as it is down to the lowest peak: the first that is enough is the cheapest.
-        let (high, low) = (plain.0, problem.replay(plan).peak.0);
-        let budgets = (0..BETWEEN).map(|part| Bytes(high - (high - low.min(high)) / BETWEEN * part));
-        let plans: Vec<Vec<Checkpoint>> = budgets
-            .map(|budget| problem.quick(budget).solution.checkpoints)
-            .chain(std::iter::once(plan.to_vec()))
-            .collect();
+        let (count, plan) = problem.greedy_plans();
         let with_plan = found.iter().filter_map(|(remedy, change)| {
-            plans.iter().find_map(|checkpoints| {
-                let after = step.highest(&Change { checkpoints: checkpoints.clone(), ..change.clone() });
-                let extra = problem.replay(checkpoints).recompute;
-                (after.bytes <= budget).then(|| Remedy {
-                    peak_bytes: after.bytes,
-                    freed_bytes: plain.saturating_sub(after.bytes),
-                    extra_ms: remedy.extra_ms.map(|alone| alone + extra),
-                    at: step.place(&after),
-                    ..remedy.clone()
-                })
+            let highest = |steps: usize| step.highest(&Change { checkpoints: plan(steps), ..change.clone() });
+            let (mut low, mut high) = (0, count);
+            let mut best = Some(highest(high)).filter(|found| found.bytes <= budget)?;
+            while high - low > 1 {
+                let middle = low + (high - low) / 2;
+                let found = highest(middle);
+                if found.bytes <= budget { (best, high) = (found, middle) } else { low = middle }
+            }
+            let extra = problem.replay(&plan(high)).recompute;
+            Some(Remedy {
+                peak_bytes: best.bytes,
+                freed_bytes: plain.saturating_sub(best.bytes),
+                extra_ms: remedy.extra_ms.map(|alone| alone + extra),
+                at: step.place(&best),
+                ..remedy.clone()
             })
         });
         let mut with_plan: Vec<Remedy> = with_plan.collect();

@@ -35,8 +35,15 @@ impl Problem {
 
     /// The first step that is within the budget, or the last one.
     pub(crate) fn greedy_fit(&self, budget: Bytes) -> (Vec<Checkpoint>, Replayed) {
+        let (count, after) = self.greedy_plans();
+        self.first_within(budget, count, after).1
+    }
+
+    /// How many steps there are, and the plan after so many of them: each drops more than the one before.
+    pub(crate) fn greedy_plans(&self) -> (usize, impl Fn(usize) -> Vec<Checkpoint>) {
         let (start, steps) = self.greedy_steps();
-        let after = |count: usize| {
+        let count = steps.len();
+        let after = move |count: usize| {
             let mut policies = start.clone();
             for &(index, policy) in &steps[..count] {
                 policies[index].1 = Some(policy);
@@ -47,7 +54,7 @@ impl Problem {
             });
             chosen.collect()
         };
-        self.first_within(budget, steps.len(), after).1
+        (count, after)
     }
 
     /// The steps in order: which region gets which policy.

@@ -228,7 +228,7 @@ impl Study {
         })?;
         let ways = match verdict {
             Verdict::Fits => Ways::default(),
-            _ => self.limits.cancel.catch(|| self.ways(problem, budget, &solution))?,
+            _ => self.limits.cancel.catch(|| self.ways(problem, budget, verdict))?,
         };
         Ok(PlanAnswer {
             for_device: for_device && self.is_cuda(),
@@ -237,9 +237,9 @@ impl Study {
         })
     }
 
-    fn ways(&self, problem: &Problem, budget: Bytes, solution: &Solution) -> Ways {
+    fn ways(&self, problem: &Problem, budget: Bytes, verdict: Verdict) -> Ways {
         let (whole, device) = (&*self.whole, &self.target.device);
-        let (alone, with_plan) = Explanation::ways_within(problem, whole, device, budget, &solution.checkpoints);
+        let (alone, with_plan) = Explanation::ways_within(problem, whole, device, budget, verdict);
         Ways { alone, with_plan }
     }
 
