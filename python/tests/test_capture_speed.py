@@ -9,12 +9,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rematic
 from rematic._capture.routing import as_on
 from rematic._capture.step import document as capture
+
+pytestmark = pytest.mark.alone
 
 LLAMA_3_8B = {
     "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,

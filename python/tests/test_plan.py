@@ -279,6 +279,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize(
     ("model", "call"),
@@ -304,6 +305,7 @@ def test_ctrl_c_stops_a_long_solve(model, call):
         process.kill()
 
 
+@pytest.mark.alone
 def test_other_threads_run_while_it_computes():
     trace = rematic.Trace.model("llama-3-8b", batch=4, seq=8192)
     done = threading.Event()

@@ -116,21 +116,17 @@ impl Tightening {
     }
 }
 
+/// Whether the relaxation has a solution for a budget.
+pub(crate) fn is_feasible(problem: &Problem, budget: u64) -> bool {
+    let tightening = Tightening::none(problem, Pricing::Low);
+    cases(problem).any(|usable| Case::new(problem, budget, &tightening, usable).is_feasible())
+}
+
 /// Solves the relaxation for a budget; only roughly if that is enough. `None` if even dropping everything is not enough.
 pub(crate) fn solve(problem: &Problem, budget: u64, tightening: &Tightening, mut rough: bool) -> Option<Relaxed> {
-    // The highest ceiling decides most. Regions around it would excuse it while they run; they are few, contain each
-    // other, and so exclude each other: try without them, and with each of them alone.
-    let around = around_highest(problem);
     let mut best: Option<Relaxed> = None;
     let mut lower_bound = f64::INFINITY;
-    for with in std::iter::once(None).chain(around.iter().copied().map(Some)) {
-        let mut usable = vec![true; problem.nodes.len()];
-        for &index in &around {
-            usable[index] = with == Some(index);
-        }
-        if let Some(index) = with {
-            usable[index + 1..problem.nodes[index].next].fill(false);
-        }
+    for usable in cases(problem) {
         let limit = best.as_ref().map_or(f64::INFINITY, |best| best.time);
         let case = Case::new(problem, budget, tightening, usable);
         let (bound, found) = case.solve(limit, &mut rough);
@@ -142,6 +138,25 @@ pub(crate) fn solve(problem: &Problem, budget: u64, tightening: &Tightening, mut
         }
     }
     best.map(|best| Relaxed { lower_bound: lower_bound.min(best.time), rough, ..best })
+}
+
+/// Which nodes may be chosen, case by case.
+///
+/// The highest ceiling decides most. Regions around it would excuse it while they run; they are few, contain each other, and so
+/// exclude each other: one case is without them, and one with each of them alone.
+fn cases(problem: &Problem) -> impl Iterator<Item = Vec<bool>> {
+    let around = around_highest(problem);
+    let alone: Vec<Option<usize>> = std::iter::once(None).chain(around.iter().copied().map(Some)).collect();
+    alone.into_iter().map(move |with| {
+        let mut usable = vec![true; problem.nodes.len()];
+        for &index in &around {
+            usable[index] = with == Some(index);
+        }
+        if let Some(index) = with {
+            usable[index + 1..problem.nodes[index].next].fill(false);
+        }
+        usable
+    })
 }
 
 /// The nodes that lie in no other but those around the highest ceiling: a model's layers.

@@ -16,21 +16,29 @@ use crate::replayed::Replayed;
 
 /// What the greedy steps lead to: nodes with the positions of their policies.
 type Policies = Vec<(usize, Option<usize>)>;
+/// What they begin with, and the steps: which of these gets which policy.
+pub(crate) type GreedySteps = (Policies, Vec<(usize, usize)>);
 
 impl Problem {
     /// Plans greedily.
     #[must_use]
     pub fn greedy(&self, budget: Bytes) -> Outcome {
+        let mut outcome = self.quick_greedy(budget);
+        if outcome.verdict == Verdict::Planned {
+            outcome.solution.lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
+        }
+        outcome
+    }
+
+    /// The same plan without a bound.
+    #[must_use]
+    pub fn quick_greedy(&self, budget: Bytes) -> Outcome {
         if self.baseline().peak <= budget {
             return Outcome { verdict: Verdict::Fits, solution: self.unplanned() };
         }
         let (checkpoints, replayed) = self.greedy_fit(budget);
-        if replayed.peak > budget {
-            let solution = Solution { checkpoints, replayed, lower_bound: Millis(0.0) };
-            return Outcome { verdict: Verdict::Infeasible, solution };
-        }
-        let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
-        Outcome { verdict: Verdict::Planned, solution: Solution { checkpoints, replayed, lower_bound } }
+        let verdict = if replayed.peak > budget { Verdict::Infeasible } else { Verdict::Planned };
+        Outcome { verdict, solution: Solution { checkpoints, replayed, lower_bound: Millis(0.0) } }
     }
 
     /// The first step that is within the budget, or the last one.
@@ -41,9 +49,8 @@ impl Problem {
 
     /// How many steps there are, and the plan after so many of them: each drops more than the one before.
     pub(crate) fn greedy_plans(&self) -> (usize, impl Fn(usize) -> Vec<Checkpoint>) {
-        let (start, steps) = self.greedy_steps();
-        let count = steps.len();
-        let after = move |count: usize| {
+        let (start, steps) = self.greedy_steps.get_or_init(|| self.find_greedy_steps());
+        let after = |count: usize| {
             let mut policies = start.clone();
             for &(index, policy) in &steps[..count] {
                 policies[index].1 = Some(policy);
@@ -54,11 +61,11 @@ impl Problem {
             });
             chosen.collect()
         };
-        (count, after)
+        (steps.len(), after)
     }
 
-    /// The steps in order: which region gets which policy.
-    fn greedy_steps(&self) -> (Policies, Vec<(usize, usize)>) {
+    /// The steps in order.
+    fn find_greedy_steps(&self) -> GreedySteps {
         let mut policies: Policies = exact::outermost(self).into_iter().map(|node| (node, None)).collect();
         let start = policies.clone();
         // Equal layers share a frontier, and with it their steps.

@@ -40,10 +40,25 @@ const OTHER_AIMS: [(Pricing, f64); 3] = [(Pricing::High, 0.0), (Pricing::Low, 0.
 const SAME: f64 = 1e-9;
 /// A plan that is so near to its bound is not searched any further.
 const NEAR: f64 = 1e-4;
-/// How long plans are searched for a better one, in lives of storages changed: some 60 ms.
-const CHANGES: usize = 60_000;
-/// The same for a point of a curve.
-const CURVE_CHANGES: usize = 6_000;
+/// How much is done for a plan.
+#[derive(Clone, Copy, PartialEq)]
+struct Effort {
+    /// How long plans are searched for a better one, in lives of storages changed.
+    changes: usize,
+    /// A plan so near to the bound of the relaxation, as a share, is near enough for the search to go on from.
+    enough: f64,
+    /// Whether the bound by moments is wanted too.
+    bound: bool,
+}
+
+/// For a budget: some 60 ms of search.
+const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, bound: true };
+/// For a point of a curve.
+const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, bound: true };
+/// For a question whose answer only leads on.
+const QUICK: Effort = Effort { changes: 6_000, enough: 5e-3, bound: false };
+/// Any plan within the budget is near enough.
+const ANY: f64 = 1.0;
 /// The search for the least budget ends when it is known to this share.
 const LEAST_SHARE: f64 = 2e-4;
 
@@ -51,34 +66,26 @@ impl Problem {
     /// Plans with the exact planner: the least recomputation under which the replayed step fits.
     #[must_use]
     pub fn exact(&self, budget: Bytes) -> Outcome {
-        self.exact_with(budget, CHANGES)
+        self.exact_with(budget, WHOLE)
     }
 
-    /// A plan within a budget as the relaxation has it: quickly found, and not searched for a better one. Where it has none, the
-    /// answer is the step as it is, though there may be one.
+    /// Plans with less search, and without a bound.
     #[must_use]
     pub fn quick(&self, budget: Bytes) -> Outcome {
-        if self.baseline().peak <= budget {
-            return Outcome { verdict: Verdict::Fits, solution: self.unplanned() };
-        }
-        match self.fit(budget) {
-            Some(solution) => Outcome { verdict: Verdict::Planned, solution },
-            None => Outcome { verdict: Verdict::Infeasible, solution: self.unplanned() },
-        }
+        self.exact_with(budget, QUICK)
     }
 
-    /// What is in memory at some moment, whatever is planned.
+    /// Whether the relaxation has a solution for a budget: where it has none, no plan is within it.
     #[must_use]
-    pub fn floor(&self) -> Bytes {
-        Bytes(self.ceilings[0].forward.max(self.ceilings[0].backward))
+    pub fn may_be_within(&self, budget: Bytes) -> bool {
+        exact::is_feasible(self, budget.0)
     }
 
-    /// The same, with so many lives changed in the search.
-    fn exact_with(&self, budget: Bytes, changes: usize) -> Outcome {
+    fn exact_with(&self, budget: Bytes, effort: Effort) -> Outcome {
         if self.baseline().peak <= budget {
             return Outcome { verdict: Verdict::Fits, solution: self.unplanned() };
         }
-        if let Some(solution) = self.searched(budget, changes) {
+        if let Some(solution) = self.searched(budget, effort) {
             return Outcome { verdict: Verdict::Planned, solution };
         }
         let least = self.least();
@@ -87,7 +94,8 @@ impl Problem {
         }
         // Its bound is that of a smaller budget.
         let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
-        let solution = self.bounded(budget, Solution { lower_bound, ..least });
+        let solution = Solution { lower_bound, ..least };
+        let solution = if effort.bound { self.bounded(budget, solution) } else { solution };
         Outcome { verdict: Verdict::Planned, solution }
     }
 
@@ -119,8 +127,8 @@ impl Problem {
     }
 
     /// What the programme finds, bettered on the replay.
-    fn searched(&self, budget: Bytes, changes: usize) -> Option<Solution> {
-        let fitted = self.fit(budget);
+    fn searched(&self, budget: Bytes, effort: Effort) -> Option<Solution> {
+        let fitted = self.fit(budget, effort.enough);
         if self.enumeration().is_some() {
             return fitted;
         }
@@ -129,14 +137,14 @@ impl Problem {
             return fitted;
         }
         let mut starts: Vec<Vec<Checkpoint>> = fitted.iter().map(|found| found.checkpoints.clone()).collect();
-        let is_quick = changes < CHANGES && fitted.is_some();
+        let is_quick = effort != WHOLE && fitted.is_some();
         let others = std::iter::once_with(|| self.greedy_fit(budget)).chain(self.large_fit(budget));
         for other in others.filter(|_| !is_quick) {
             if !starts.contains(&other.0) {
                 starts.push(other.0);
             }
         }
-        let found = Search::new(self, Goal::Time(budget)).run(&starts, changes).and_then(|checkpoints| {
+        let found = Search::new(self, Goal::Time(budget)).run(&starts, effort.changes).and_then(|checkpoints| {
             let replayed = self.replay(&checkpoints);
             (replayed.peak <= budget).then_some((checkpoints, replayed))
         });
@@ -152,11 +160,12 @@ impl Problem {
             }
             (fitted, _) => fitted,
         };
-        solution.map(|solution| self.bounded(budget, solution))
+        solution.map(|solution| if effort.bound { self.bounded(budget, solution) } else { solution })
     }
 
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
-    fn fit(&self, budget: Bytes) -> Option<Solution> {
+    /// A plan that is above the bound by no more than the share `enough` is good enough.
+    fn fit(&self, budget: Bytes, enough: f64) -> Option<Solution> {
         // Where all plans can be looked at, no model is needed.
         if let Some(plans) = self.enumeration() {
             let (checkpoints, replayed) = plans.first_within(self, budget)?;
@@ -172,7 +181,8 @@ impl Problem {
         };
         let mut best = self.tightened(budget, budget, Pricing::Low, relaxed);
         let as_aimed = best.as_ref().is_some_and(|(_, found)| found.recompute.0 <= aimed * (1.0 + SAME));
-        if as_aimed && !rough {
+        let is_enough = |(_, found): &(_, Replayed)| found.recompute.0 <= lower_bound.0 + enough * found.recompute.0;
+        if as_aimed && !rough || best.as_ref().is_some_and(is_enough) {
             return best.map(promise);
         }
         // The best of several: a tightened model may overshoot, and the solution of another model be better.
@@ -334,7 +344,7 @@ impl Problem {
         let outcomes: Vec<(u64, Outcome)> = (1..=steps)
             .into_par_iter()
             .map(|index| {
-                let outcome = self.exact_with(budget(index), CURVE_CHANGES);
+                let outcome = self.exact_with(budget(index), POINT);
                 progress();
                 (index, outcome)
             })
@@ -360,24 +370,55 @@ impl Problem {
         self.least.get_or_init(|| self.find_least()).clone()
     }
 
+    /// The plan of the programme with the lowest peak.
+    ///
+    /// No plan lies below the least budget for which the relaxation has a solution, which is quickly found; often one lies right
+    /// above it. So budgets are tried at growing distances from there, and then between the last two.
+    fn least_fitted(&self) -> Solution {
+        let mut best = self.unplanned();
+        let (mut low, mut high) = (0, best.replayed.peak.0);
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if exact::is_feasible(self, middle) { high = middle } else { low = middle }
+        }
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small part of the peak")]
+        let near = |best: &Solution| ((LEAST_SHARE * best.replayed.peak.0 as f64) as u64).max(1);
+        let mut distance = near(&best);
+        while low.saturating_add(distance) < best.replayed.peak.0 {
+            let budget = low + distance;
+            match self.fit(Bytes(budget), ANY) {
+                Some(solution) => {
+                    best = solution;
+                    break;
+                }
+                None => (low, distance) = (budget, 4 * distance),
+            }
+        }
+        // At a distance of one byte there is nothing in between.
+        while best.replayed.peak.0.saturating_sub(low) > near(&best) {
+            let middle = Bytes(low + (best.replayed.peak.0 - low) / 2);
+            match self.fit(middle, ANY) {
+                Some(solution) => best = solution,
+                None => low = middle.0,
+            }
+        }
+        best
+    }
+
     fn find_least(&self) -> Solution {
         let found = self.enumeration().and_then(|plans| plans.least(self));
         if let Some((checkpoints, replayed)) = found {
             let lower_bound = replayed.recompute;
             return Solution { checkpoints, replayed, lower_bound };
         }
-        let mut best = self.unplanned();
-        let mut low = self.floor().0;
-        // At a distance of one byte there is nothing in between.
-        while (best.replayed.peak.0.saturating_sub(low)) as f64 > (LEAST_SHARE * best.replayed.peak.0 as f64).max(1.0) {
-            let middle = Bytes(low + (best.replayed.peak.0 - low) / 2);
-            match self.fit(middle) {
-                Some(solution) => best = solution,
-                None => low = middle.0,
-            }
+        let mut best = self.least_fitted();
+        if let Some(solution) = self.fit(best.replayed.peak, WHOLE.enough)
+            && solution.replayed.recompute < best.replayed.recompute
+        {
+            best = solution;
         }
         // What only the replay knows.
-        let found = Search::new(self, Goal::Peak).run(std::slice::from_ref(&best.checkpoints), CHANGES);
+        let found = Search::new(self, Goal::Peak).run(std::slice::from_ref(&best.checkpoints), WHOLE.changes);
         if let Some(checkpoints) = found {
             let replayed = self.replay(&checkpoints);
             if replayed.peak < best.replayed.peak {
@@ -385,7 +426,7 @@ impl Problem {
             }
         }
         let peak = best.replayed.peak;
-        let found = Search::new(self, Goal::Time(peak)).run(std::slice::from_ref(&best.checkpoints), CHANGES);
+        let found = Search::new(self, Goal::Time(peak)).run(std::slice::from_ref(&best.checkpoints), WHOLE.changes);
         if let Some(checkpoints) = found {
             let replayed = self.replay(&checkpoints);
             if replayed.peak <= peak && replayed.recompute.0 < best.replayed.recompute.0 {

@@ -9,6 +9,7 @@ use rematic_trace::{Bytes, CallId, Millis, ModuleId, OpId, Phase, StepTrace, Tab
 use crate::cancel::Cancel;
 use crate::enumeration::Enumeration;
 use crate::error::PlanError;
+use crate::greedy::GreedySteps;
 use crate::node::{Ceiling, Limit, Node, Nodes, spans};
 use crate::planner::Solution;
 use crate::region::{Candidates, Pricing};
@@ -76,6 +77,8 @@ pub struct Problem {
     /// The moments of all plans, and who lives until when; made when they are first asked for.
     moments: OnceLock<(Axis, Lives)>,
     bound: OnceLock<Bound>,
+    /// The steps of the greedy planner; found when they are first asked for.
+    pub(crate) greedy_steps: OnceLock<GreedySteps>,
     /// The plan with the lowest peak; found when it is first asked for.
     pub(crate) least: OnceLock<Solution>,
 }
@@ -130,6 +133,7 @@ impl Problem {
             enumeration: OnceLock::new(),
             moments: OnceLock::new(),
             bound: OnceLock::new(),
+            greedy_steps: OnceLock::new(),
             least: OnceLock::new(),
         })
     }

@@ -92,7 +92,7 @@ impl Curve {
     }
 
     fn __repr__(&self) -> String {
-        format!("<rematic.Curve of {}: {} budgets>", self.answer.trace.origin.model, self.answer.points.len())
+        format!("<rematic.Curve of {}: {} budgets>", self.answer.setup.model(), self.answer.points.len())
     }
 
     fn _repr_html_(&self) -> String {

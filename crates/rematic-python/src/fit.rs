@@ -32,7 +32,7 @@ impl Fit {
     }
 
     fn __repr__(&self) -> String {
-        format!("<rematic.Fit of {}: {} set-ups that fit>", self.fit.model, self.fit.setups.len())
+        format!("<rematic.Fit of {}: {} set-ups that fit>", self.fit.setup.model(), self.fit.setups.len())
     }
 
     fn __str__(&self) -> String {

@@ -7,6 +7,7 @@ use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::memory::{Memory, TriedSetting, settings_table};
 use crate::residents;
+use crate::setup::{Setup, SetupJson};
 use crate::shorten::{Shorten, unbroken};
 use crate::stats::category_table;
 use crate::style::{Sentence, Style, Tone};
@@ -19,6 +20,8 @@ const PLACE: usize = 24;
 /// Everything that `rematic explain` says.
 #[derive(Clone, Copy, Debug)]
 pub struct ExplanationReport<'a> {
+    /// What the step is trained with.
+    pub setup: &'a Setup,
     /// Why, and what helps.
     pub explanation: &'a Explanation,
     /// The device that the time is for.
@@ -39,6 +42,7 @@ impl ExplanationReport<'_> {
     pub fn json(&self) -> String {
         #[derive(Serialize)]
         struct Json<'a> {
+            options: &'a SetupJson,
             #[serde(flatten)]
             explanation: &'a Explanation,
             device: &'a str,
@@ -56,6 +60,7 @@ impl ExplanationReport<'_> {
             measured: Option<MeasuredJson<'a>>,
         }
         json(&Json {
+            options: self.setup.json(),
             explanation: self.explanation,
             device: &self.device.product,
             memory: self.memory,
@@ -70,7 +75,7 @@ impl ExplanationReport<'_> {
     /// A summary for people.
     #[must_use]
     pub fn text(&self, style: Style) -> String {
-        let mut text = style.paint(&self.explanation.model, Tone::Strong) + "\n";
+        let mut text = self.setup.text(style);
         text += &self.peak(style);
         text += &residents::table(&self.explanation.residents, style);
         text.push('\n');

@@ -2,11 +2,10 @@ use rematic_cost::Device;
 use rematic_trace::Millis;
 use serde::Serialize;
 
-use crate::json::{Facts, json};
+use crate::json::json;
 use crate::memory::Memory;
 use crate::pace::{Pace, count};
-use crate::shorten::unbroken;
-use crate::stats::fact;
+use crate::setup::{Setup, SetupJson};
 use crate::style::{Sentence, Style, Tone};
 use crate::table::{Column, Table};
 
@@ -14,12 +13,10 @@ use crate::table::{Column, Table};
 const SETUPS: usize = 8;
 
 /// What fits, and what does not.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Fit {
-    /// The step.
-    pub model: String,
-    /// What it is like before anything is varied.
-    pub facts: Vec<(String, String)>,
+    /// What the step is trained with before anything is varied.
+    pub setup: Setup,
     /// The device, where it is not what is asked for.
     pub device: Device,
     /// The GPUs, where they are not what is asked for.
@@ -139,15 +136,15 @@ impl Fit {
         #[derive(Serialize)]
         struct Json<'a> {
             source: &'a str,
-            options: Facts<'a>,
+            options: &'a SetupJson,
             device: &'a str,
             gpus: u64,
             answers: &'a [FitAnswer],
             setups: &'a [FitSetup],
         }
         json(&Json {
-            source: &self.model,
-            options: Facts(&self.facts),
+            source: self.setup.model(),
+            options: self.setup.json(),
             device: &self.device.name,
             gpus: self.gpus,
             answers: &self.answers,
@@ -172,18 +169,11 @@ impl Fit {
     }
 
     fn heading(&self, style: Style) -> String {
-        let facts: Vec<String> = self.facts.iter().map(|(name, value)| unbroken(&fact(name, value))).collect();
-        let first = Sentence {
-            lead: (&self.model, Tone::Strong),
-            head: "",
-            gap: "  ",
-            tail: (&facts.join(", "), Tone::Quiet),
-        };
         let gpus = if self.gpus == 1 { "1 GPU".to_owned() } else { format!("{} GPUs", self.gpus) };
-        let second = format!("Where the line does not say otherwise: {gpus}, {} ({})", self.device.product, self.device.usable);
-        style.sentence(&first)
-            + &style.sentence(&Sentence { lead: ("", Tone::Plain), head: &second, gap: "", tail: ("", Tone::Plain) })
-            + "\n"
+        let Device { product, usable, .. } = &self.device;
+        let where_else = format!("Where the line does not say otherwise: {gpus}, {product} ({usable})");
+        let where_else = Sentence { lead: ("", Tone::Plain), head: &where_else, gap: "", tail: ("", Tone::Plain) };
+        self.setup.text(style) + &style.sentence(&where_else) + "\n"
     }
 
     fn lines(&self, style: Style) -> String {

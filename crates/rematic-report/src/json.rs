@@ -1,15 +1,4 @@
-use serde::{Serialize, Serializer};
-
-/// Facts about a step, by name. One that is noted twice counts as it was noted last.
-pub(crate) struct Facts<'a>(pub(crate) &'a [(String, String)]);
-
-impl Serialize for Facts<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let facts = self.0.iter().enumerate();
-        let last = facts.filter(|(at, fact)| self.0[at + 1..].iter().all(|later| later.0 != fact.0));
-        serializer.collect_map(last.map(|(_, (name, value))| (name, value)))
-    }
-}
+use serde::Serialize;
 
 /// A document, indented, with a line break at the end.
 pub(crate) fn json(document: &impl Serialize) -> String {

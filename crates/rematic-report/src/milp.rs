@@ -11,13 +11,16 @@ use crate::json::json;
 use crate::measured::{measured_json, measured_text};
 use crate::memory::OnDevice;
 use crate::pace::Pace;
-use crate::plan::{heading, PlanJson, ReplayedJson, pace_text, sharding_advice};
+use crate::plan::{PlanJson, ReplayedJson, pace_text, sharding_advice};
 use crate::regions::{self, RegionJson, Row, place, policy};
+use crate::setup::Setup;
 use crate::style::{Style, Tone};
 
 /// What the planner `milp` says, by torch's model of the peak; and beside it what the replay says.
 #[derive(Clone, Copy, Debug)]
 pub struct MilpReport<'a> {
+    /// What the step is trained with.
+    pub setup: &'a Setup,
     /// The step.
     pub trace: &'a StepTrace,
     /// The most bytes that may be in use.
@@ -64,6 +67,7 @@ impl<'a> MilpReport<'a> {
         });
         let replayed = self.replay();
         json(&PlanJson {
+            options: self.setup.json(),
             outcome,
             budget_bytes: self.budget,
             baseline_peak_bytes: self.baseline,
@@ -94,7 +98,7 @@ impl<'a> MilpReport<'a> {
     /// A summary for people.
     #[must_use]
     pub fn text(&self, style: Style) -> String {
-        let mut text = heading(self.trace, self.on_device.map(|on| on.device.product.as_str()), style);
+        let mut text = self.setup.text(style);
         match self.outcome {
             MilpOutcome::Fits { peak } => {
                 let fits = style.paint("Fits as it is", Tone::Good);

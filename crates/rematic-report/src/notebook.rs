@@ -117,7 +117,7 @@ impl CurveReport<'_> {
              <svg width=\"{WIDTH}\" height=\"{HEIGHT}\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" style=\"max-width:100%\" role=\"img\" \
              aria-label=\"extra time against budget\"><polyline points=\"{}\" fill=\"none\" stroke=\"#4c86dd\" \
              stroke-width=\"2\"/><g fill=\"#4c86dd\">{dots}</g></svg></div>",
-            escaped(&self.trace.origin.model),
+            escaped(self.setup.model()),
             line.trim_end(),
         )
     }

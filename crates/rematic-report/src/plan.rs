@@ -12,6 +12,7 @@ use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::memory::{Memory, OnDevice};
 use crate::pace::{Pace, PaceJson};
 use crate::regions::{self, RegionJson, place, policy};
+use crate::setup::{Setup, SetupJson};
 use crate::style::{Sentence, Style, Tone};
 use crate::table::{Column, Table};
 
@@ -57,6 +58,7 @@ impl Ways {
 /// What every planner's answer looks like as JSON.
 #[derive(Serialize)]
 pub(crate) struct PlanJson<'a> {
+    pub(crate) options: &'a SetupJson,
     pub(crate) outcome: &'static str,
     pub(crate) budget_bytes: Bytes,
     pub(crate) baseline_peak_bytes: Bytes,
@@ -82,7 +84,7 @@ pub(crate) struct PlanJson<'a> {
     /// A way to bring the step within the budget that takes less time than the plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cheaper: Option<&'a Remedy>,
-    /// Where no plan is within it: ways that are, alone or on top of the plan with the lowest peak.
+    /// Where no plan is within it: ways that are, alone or on top of a plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ways: Option<Vec<&'a Remedy>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -102,7 +104,7 @@ impl PlanReport<'_> {
     /// One JSON document.
     #[must_use]
     pub fn json(&self) -> String {
-        let plan = self.document;
+        let (plan, setup) = (self.document, self.setup());
         let (is_planned, is_infeasible) = (self.verdict == Verdict::Planned, self.verdict == Verdict::Infeasible);
         let regions = plan.regions.iter().filter(|_| is_planned).map(|region| RegionJson {
             module: &region.module,
@@ -114,6 +116,7 @@ impl PlanReport<'_> {
         let of_plan = |time: Millis| if is_planned { time } else { Millis(0.0) };
         let least = self.replayed.filter(|_| self.verdict == Verdict::Infeasible);
         json(&PlanJson {
+            options: setup.json(),
             outcome: self.verdict.word(),
             budget_bytes: plan.budget_bytes,
             baseline_peak_bytes: plan.baseline_peak_bytes,
@@ -141,10 +144,14 @@ impl PlanReport<'_> {
         })
     }
 
+    fn setup(&self) -> Setup {
+        Setup::new(self.trace, &self.document.device)
+    }
+
     /// A summary for people.
     #[must_use]
     pub fn text(&self, style: Style) -> String {
-        let mut text = heading(self.trace, self.on_device.map(|on| on.device.product.as_str()), style);
+        let mut text = self.setup().text(style);
         match self.verdict {
             Verdict::Fits => {
                 let PlanDocument { baseline_peak_bytes: peak, budget_bytes: budget, .. } = self.document;
@@ -270,20 +277,6 @@ impl PlanReport<'_> {
     }
 }
 
-/// The model, the device, and what the step is like: its batch, sequence, types and GPUs.
-pub(crate) fn heading(trace: &StepTrace, device: Option<&str>, style: Style) -> String {
-    let facts = trace.origin.facts();
-    let gpus = trace.place.ranks().filter(|ranks| *ranks > 1).map(|ranks| format!("{ranks} GPUs"));
-    let facts = facts.iter().map(|(name, value)| crate::shorten::unbroken(&crate::stats::fact(name, value)));
-    let all: Vec<String> = device.map(str::to_owned).into_iter().chain(gpus).chain(facts).collect();
-    style.sentence(&Sentence {
-        lead: (&trace.origin.model, Tone::Strong),
-        head: "",
-        gap: "  ",
-        tail: (&all.join(", "), Tone::Quiet),
-    })
-}
-
 /// How fast the step under the plan goes.
 pub(crate) fn pace_text(pace: Option<&Pace>, style: Style) -> String {
     let Some((pace, words)) = pace.map(|pace| (pace, pace.words())).filter(|(_, words)| !words.is_empty()) else {
@@ -340,8 +333,8 @@ pub struct CurvePoint {
 /// The curve of budget against time, from the step as it is down to the least that can be reached.
 #[derive(Clone, Debug)]
 pub struct CurveReport<'a> {
-    /// The step.
-    pub trace: &'a StepTrace,
+    /// What it is of.
+    pub setup: &'a Setup,
     /// Time of the step without recomputation.
     pub step: Millis,
     /// The largest budget first.
@@ -358,12 +351,14 @@ impl CurveReport<'_> {
     pub fn json(&self) -> String {
         #[derive(Serialize)]
         struct Json<'a> {
+            options: &'a SetupJson,
             step_ms: Millis,
             points: &'a [CurvePoint],
             #[serde(skip_serializing_if = "Option::is_none")]
             measured: Option<MeasuredJson<'a>>,
         }
-        json(&Json { step_ms: self.step, points: self.points, measured: measured_json(self.measured) })
+        let measured = measured_json(self.measured);
+        json(&Json { options: self.setup.json(), step_ms: self.step, points: self.points, measured })
     }
 
     /// A table with bars.
@@ -392,7 +387,7 @@ impl CurveReport<'_> {
                 bar,
             ]);
         }
-        heading(self.trace, Some(self.device), style) + &table.render(style) + &self.first_that_fits() + &measured_text(self.measured)
+        self.setup.text(style) + &table.render(style) + &self.first_that_fits() + &measured_text(self.measured)
     }
 
     /// The largest budget whose plan fits the device, with what PyTorch's allocator reserves.

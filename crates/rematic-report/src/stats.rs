@@ -7,11 +7,12 @@ use rematic_torch::{Baseline, ModuleStats, StepStats};
 use rematic_trace::{Bytes, Category, Dtype, Millis, ModuleId, Op, Phase, StepTrace, any_layer, short};
 use serde::Serialize;
 
-use crate::json::{Facts, json};
+use crate::json::json;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::memory::Memory;
 use crate::pace::{Pace, PaceJson};
 use crate::residents;
+use crate::setup::{Setup, SetupJson};
 use crate::shorten::{Shorten, unbroken};
 use crate::sparkline;
 use crate::style::{Sentence, Style, Tone};
@@ -46,7 +47,7 @@ pub struct StatsReport<'a> {
 #[derive(Serialize)]
 struct Json<'a> {
     source: &'a str,
-    options: Facts<'a>,
+    options: &'a SetupJson,
     device: &'a str,
     baseline: Baseline,
     peak: JsonPeak<'a>,
@@ -107,14 +108,13 @@ impl StatsReport<'_> {
     /// One JSON document, indented, with a line break at the end.
     #[must_use]
     pub fn json(&self, with_timeline: bool) -> String {
-        let paths = self.paths();
+        let (paths, setup) = (self.paths(), self.setup());
         let peak = self.timeline.peak();
         let names = |modules: &[ModuleId]| modules.iter().map(|module| paths[*module].clone()).collect();
         let orders = &self.stats.orders;
-        let facts = self.trace.origin.facts();
         let document = Json {
-            source: &self.trace.origin.model,
-            options: Facts(&facts),
+            source: setup.model(),
+            options: setup.json(),
             device: &self.device.name,
             baseline: self.stats.baseline,
             peak: JsonPeak {
@@ -174,22 +174,26 @@ impl StatsReport<'_> {
         text
     }
 
+    fn setup(&self) -> Setup {
+        Setup::new(self.trace, &self.device.name)
+    }
+
     fn heading(&self, style: Style) -> String {
-        let facts: Vec<String> =
-            self.trace.origin.facts().iter().map(|(name, value)| unbroken(&fact(name, value))).collect();
-        let mut text = style.sentence(&Sentence {
-            lead: (&self.trace.origin.model, Tone::Strong),
-            head: "",
-            gap: "  ",
-            tail: (&facts.join(", "), Tone::Quiet),
-        });
+        let setup = self.setup();
+        let mut text = setup.text(style);
         let size = format!(
             "{} operators, {} modules, {} parameters",
             self.trace.ops().len(),
             self.stats.modules.len(),
             thousands(parameter_count(self.trace))
         );
-        text += &style.sentence(&Sentence { lead: ("", Tone::Plain), head: &size, gap: "", tail: ("", Tone::Plain) });
+        let others: Vec<String> = setup.others().iter().map(|other| unbroken(other)).collect();
+        text += &style.sentence(&Sentence {
+            lead: ("", Tone::Plain),
+            head: &size,
+            gap: "; ",
+            tail: (&others.join(", "), Tone::Quiet),
+        });
         text.push('\n');
         text
     }

@@ -6,7 +6,7 @@ use rematic_cost::{CostRule, Costs, Device, Devices};
 use rematic_fake::models::{BUILTIN, Model, Options};
 use rematic_plan::{Explanation, Limits, Problem};
 use rematic_replay::{Allocator, Timeline};
-use rematic_report::{ExplanationReport, Memory, StatsReport, Style, TriedSetting, devices_text, models_text};
+use rematic_report::{ExplanationReport, Memory, Setup, StatsReport, Style, TriedSetting, devices_text, models_text};
 use rematic_torch::StepStats;
 use rematic_trace::Bytes;
 
@@ -54,7 +54,9 @@ fn explanation_of(model: &str, styles: &[Style]) -> Vec<String> {
         Explanation::new(&Problem::new(trace.clone(), costs, Limits::default()).unwrap(), &trace, &device);
     let settings = [TriedSetting { setting: "expandable_segments:True", reserved_bytes: Bytes(41 << 30), fits: true }];
     let (memory, settings) = (Some(&MEMORY), &settings[..]);
-    let report = ExplanationReport { explanation: &explanation, device: &device, memory, budget: None, settings, measured: None };
+    let setup = &Setup::new(&trace, &device.name);
+    let report =
+        ExplanationReport { setup, explanation: &explanation, device: &device, memory, budget: None, settings, measured: None };
     styles.iter().map(|style| report.text(*style)).collect()
 }
 

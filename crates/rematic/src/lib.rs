@@ -55,7 +55,7 @@ pub use rematic_rehearsal::{Card, Record, Rehearsal, RehearsalError};
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
     Changed, CheckReport, ChromeTrace, CurvePoint, CurveReport, Difference, ExplanationReport, Figures, Fit, FitAnswer, FitFound, FitQuestion, FitSetup, FitValue, Memory, MilpReport, Pace, PlanReport, Prediction,
-    RehearsalReport, SavedPage, SavedReport, SnapshotPage, SnapshotReport, StatsReport, Style, Ways, devices_json,
+    RehearsalReport, SavedPage, SavedReport, Setup, SnapshotPage, SnapshotReport, StatsReport, Style, Ways, devices_json,
     devices_text, models_json, models_text, plan_html, plan_python, timeline_csv, trace_html, trace_text, variants_html,
     variants_text, visible,
 };

@@ -4,7 +4,7 @@ use rematic_report::{OnDevice, Origins, Page, PlanView};
 use rematic_trace::{Bytes, Verdict};
 
 use crate::error::Error;
-use crate::planning::BOTH;
+use crate::planning::EXACT;
 use crate::room::{Effort, Found};
 use crate::study::Study;
 
@@ -94,7 +94,7 @@ impl Study {
         let (budget, Outcome { verdict, solution }) = match options.budget {
             Some(budget) => (budget, problem.exact(budget)),
             None => {
-                let Found { outcome, budget, .. } = self.for_device(problem, &BOTH, Effort::Full);
+                let Found { outcome, budget, .. } = self.for_device(problem, EXACT, Effort::Full);
                 (budget, outcome)
             }
         };

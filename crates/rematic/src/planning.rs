@@ -4,13 +4,13 @@ use std::time::Duration;
 use rayon::prelude::*;
 use rematic_cost::{Device, Measured};
 use rematic_plan::{Explanation, Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
-use rematic_report::{CurvePoint, CurveReport, Memory, MilpReport, OnDevice, Pace, PlanReport, Style, Ways};
+use rematic_report::{CurvePoint, CurveReport, Memory, MilpReport, OnDevice, Pace, PlanReport, Setup, Style, Ways};
 use rematic_torch::MilpOutcome;
 use rematic_trace::{Bytes, Flops, Millis, Opt, StepTrace, Verdict};
 
 use crate::error::Error;
 use crate::milp::MilpAnswer;
-use crate::room::{Effort, Fitting, Found, Search};
+use crate::room::{Effort, Fitting, Found, Searches};
 use crate::study::Study;
 
 /// How to plan.
@@ -80,7 +80,7 @@ pub struct PlanAnswer {
     /// How much of the time was measured.
     pub measured: Option<Measured>,
     /// What else brings the step within the budget on the same devices and computes the same, alone or, where nothing does, on
-    /// top of the plan with the lowest peak; the cheapest first. Nothing for a step that fits as it is.
+    /// top of a plan; the cheapest first. Nothing for a step that fits as it is.
     pub ways: Ways,
     /// What the planner `milp` says, by whose model the step fits or does not; `None` from the others.
     pub milp: Option<MilpAnswer>,
@@ -91,7 +91,7 @@ impl PlanAnswer {
     #[must_use]
     pub fn text(&self, style: Style) -> String {
         match &self.milp {
-            Some(milp) => self.milp_report(milp).text(style),
+            Some(milp) => self.milp_report(milp, &self.setup()).text(style),
             None => self.report().text(style),
         }
     }
@@ -100,7 +100,7 @@ impl PlanAnswer {
     #[must_use]
     pub fn json(&self) -> String {
         match &self.milp {
-            Some(milp) => self.milp_report(milp).json(),
+            Some(milp) => self.milp_report(milp, &self.setup()).json(),
             None => self.report().json(),
         }
     }
@@ -136,8 +136,13 @@ impl PlanAnswer {
         PlanAnswer { verdict, ..self }
     }
 
-    fn milp_report<'a>(&'a self, milp: &'a MilpAnswer) -> MilpReport<'a> {
+    fn setup(&self) -> Setup {
+        Setup::new(&self.trace, &self.device.name)
+    }
+
+    fn milp_report<'a>(&'a self, milp: &'a MilpAnswer, setup: &'a Setup) -> MilpReport<'a> {
         MilpReport {
+            setup,
             trace: &self.trace,
             budget: self.document.budget_bytes,
             baseline: milp.baseline,
@@ -175,8 +180,8 @@ impl PlanAnswer {
 /// Budget against time.
 #[derive(Clone, Debug)]
 pub struct CurveAnswer {
-    /// The step of one rank.
-    pub trace: Arc<StepTrace>,
+    /// What the step is trained with.
+    pub setup: Setup,
     /// The largest budget first.
     pub points: Vec<CurvePoint>,
     /// The device.
@@ -191,13 +196,14 @@ impl CurveAnswer {
     /// What the command line says about it.
     #[must_use]
     pub fn report(&self) -> CurveReport<'_> {
-        let CurveAnswer { trace, points, device, step, measured } = self;
-        CurveReport { trace, step: *step, points, device: &device.product, measured: measured.as_ref() }
+        let CurveAnswer { setup, points, device, step, measured } = self;
+        CurveReport { setup, step: *step, points, device: &device.product, measured: measured.as_ref() }
     }
 }
 
-/// The planners by the replay, the better one first.
-pub(crate) const BOTH: [Search; 2] = [Problem::exact, Problem::greedy];
+/// The planners by the replay: for a device, greedy plans are looked at too, which may reserve less.
+pub(crate) const EXACT: Searches = Searches { asked: &[Problem::quick, Problem::quick_greedy], last: Problem::exact };
+const GREEDY: Searches = Searches { asked: &[Problem::quick_greedy], last: Problem::greedy };
 
 impl Study {
     /// Finds what to drop and recompute so that the step fits: a budget for what tensors take; or without one the device,
@@ -212,9 +218,9 @@ impl Study {
         }
         let for_device = budget.is_none();
         let budget = budget.unwrap_or_else(|| self.room());
-        let searches: &[Search] = match planner {
-            Planner::Exact => &BOTH,
-            Planner::Greedy => &BOTH[1..],
+        let searches = match planner {
+            Planner::Exact => EXACT,
+            Planner::Greedy => GREEDY,
             Planner::Milp(settings) => return Ok(self.milp(settings, budget)?.held_to(for_device)),
         };
         let problem = self.problem()?;
@@ -222,7 +228,7 @@ impl Study {
             if for_device {
                 return self.for_device(problem, searches, Effort::Full);
             }
-            let outcome = (searches[0])(problem, budget);
+            let outcome = (searches.last)(problem, budget);
             let memory = self.memory_under(problem, &outcome.solution.checkpoints);
             Found { outcome, budget, memory }
         })?;
@@ -244,11 +250,11 @@ impl Study {
     }
 
     /// The plan under which the step fits the device.
-    pub(crate) fn for_device(&self, problem: &Problem, searches: &[Search], effort: Effort) -> Found {
+    pub(crate) fn for_device(&self, problem: &Problem, searches: Searches, effort: Effort) -> Found {
         if self.is_cuda() {
             return Fitting::new(self, problem, searches, effort).find();
         }
-        Found { outcome: (searches[0])(problem, self.room()), budget: self.room(), memory: None }
+        Found { outcome: (searches.last)(problem, self.room()), budget: self.room(), memory: None }
     }
 
     /// The same answer for a larger budget, within which its plan is too.
@@ -290,7 +296,7 @@ impl Study {
             lower_bound_ms: solution.lower_bound,
         };
         Ok(CurveAnswer {
-            trace: Arc::clone(&self.trace),
+            setup: self.setup(),
             points: curve.into_iter().zip(known).map(point).collect(),
             device: self.target.device.clone(),
             step: self.pace().step,

@@ -16,15 +16,25 @@ const EMPTIED: u64 = 64;
 /// A planner of [`Problem`].
 pub(crate) type Search = fn(&Problem, Bytes) -> Outcome;
 
+/// Who plans for a device.
+#[derive(Clone, Copy)]
+pub(crate) struct Searches {
+    /// Those that are asked for one budget after the other, the better one first.
+    pub(crate) asked: &'static [Search],
+    /// The one that is asked once for the budget that was found.
+    pub(crate) last: Search,
+}
+
 /// The plan for a device.
 ///
 /// A budget limits what tensors take. What the allocator reserves for them is more, by a share that only its simulation
 /// knows, and a plan with a lower peak may reserve more: so planners are asked for lower and lower budgets until what is
-/// reserved fits, and then for some between. Plans of all of them are looked at, and the cheapest that fits is taken.
+/// reserved fits, and then for some between, each as far away as the last answer was from the device's memory. Plans of all
+/// of them are looked at, and the cheapest that fits is taken.
 pub(crate) struct Fitting<'a> {
     study: &'a Study,
     problem: &'a Problem,
-    searches: &'a [Search],
+    searches: Searches,
     room: Bytes,
     /// The cheapest plan that fits, with its budget.
     best: Option<(Bytes, Solution)>,
@@ -39,7 +49,7 @@ pub(crate) struct Fitting<'a> {
 pub(crate) enum Effort {
     /// Until the budgets around the cheapest plan that fits are close to each other.
     Full,
-    /// One question more than a plan that fits takes, to a planner that minds the time.
+    /// One question more than a plan that fits takes, to planners that mind the time.
     Some,
     /// Until a plan fits.
     Verdict,
@@ -59,7 +69,7 @@ pub(crate) struct Found {
 
 /// What came of a budget.
 enum Tried {
-    /// A plan with this peak fits.
+    /// Its plan fits, and leaves so much.
     Fits(Bytes),
     /// Its plan reserves so much more than there is.
     Exceeds(Bytes),
@@ -68,7 +78,7 @@ enum Tried {
 }
 
 impl<'a> Fitting<'a> {
-    pub(crate) fn new(study: &'a Study, problem: &'a Problem, searches: &'a [Search], effort: Effort) -> Self {
+    pub(crate) fn new(study: &'a Study, problem: &'a Problem, searches: Searches, effort: Effort) -> Self {
         let room = study.target.room();
         Fitting { study, problem, searches, room, best: None, just: None, questions: 0, effort }
     }
@@ -77,54 +87,54 @@ impl<'a> Fitting<'a> {
     /// under which that is enough; else the one with the lowest peak, which does not fit.
     ///
     /// Whether there is one is asked first, in the same way for every effort.
-    pub(crate) fn find(self) -> Found {
-        let Fitting { study, problem, searches, effort, .. } = self;
-        if searches.len() < 2 {
+    pub(crate) fn find(mut self) -> Found {
+        if self.searches.asked.len() < 2 {
             return self.search();
         }
         let Some(possible) = self.possible() else {
-            let found = Fitting::new(study, problem, searches, effort);
-            return if effort == Effort::Full { found.chosen(Some(problem.least())) } else { found.chosen(None) };
+            let least = (self.effort == Effort::Full).then(|| self.problem.least());
+            return self.chosen(least);
         };
-        let mut found = Fitting::new(study, problem, searches, effort);
-        match effort {
-            Effort::Verdict => possible,
-            Effort::Some => {
-                found.look(possible.budget, possible.outcome);
-                found.ask(possible.budget);
-                found.chosen(None)
-            }
-            Effort::Full => {
-                found.look(possible.budget, possible.outcome);
-                found.search()
-            }
+        if self.effort == Effort::Verdict {
+            return possible;
         }
+        self.look(possible.budget, possible.outcome);
+        if self.effort == Effort::Full {
+            return self.search();
+        }
+        self.ask(possible.budget);
+        self.chosen(None)
     }
 
-    /// Some plan that fits, without regard to what it costs: by the greedy planner for lower and lower budgets, and else by the
-    /// relaxation's plans for some budgets. Below what is in memory whatever is planned there is none.
+    /// Some plan that fits, without regard to what it costs: by the greedy planner for lower and lower budgets, and else by a
+    /// quick one for some of them. Where the relaxation has no solution there is none.
     fn possible(&self) -> Option<Found> {
-        const GREEDY: [Search; 1] = [Problem::greedy];
-        const QUICK: [Search; 1] = [Problem::quick];
+        const GREEDY: Searches = Searches { asked: &[Problem::quick_greedy], last: Problem::quick_greedy };
+        const QUICK: Searches = Searches { asked: &[Problem::quick], last: Problem::quick };
         let (study, problem, room) = (self.study, self.problem, self.room);
-        let is_plain = self.study.memory().is_some_and(|memory| memory.fits());
-        if problem.floor() > room && !is_plain {
+        let is_plain = study.memory().is_some_and(Memory::fits);
+        if !is_plain && !problem.may_be_within(room) {
             return None;
         }
-        let found = Fitting::new(study, problem, &GREEDY, Effort::Verdict).search();
+        let found = Fitting::new(study, problem, GREEDY, Effort::Verdict).search();
         if found.outcome.verdict != Verdict::Infeasible {
             return Some(found);
         }
-        let lowest = found.outcome.solution.replayed.peak.0.max(problem.floor().0);
         let highest = room.0.min(problem.baseline().peak.0.saturating_sub(1));
-        let mut quick = Fitting::new(study, problem, &QUICK, Effort::Verdict);
+        let lowest = found.outcome.solution.replayed.peak.0.min(highest);
+        let mut quick = Fitting::new(study, problem, QUICK, Effort::Verdict);
         for part in 0..BETWEEN {
-            quick.ask(Bytes(lowest.saturating_add(highest.saturating_sub(lowest) / BETWEEN * part)));
+            quick.ask(Bytes(lowest + (highest - lowest) / BETWEEN * part));
             if quick.is_enough() {
                 return Some(quick.chosen(None));
             }
         }
         None
+    }
+
+    /// Whether nothing more need be known.
+    fn is_enough(&self) -> bool {
+        self.effort == Effort::Verdict && (self.best.is_some() || self.just.is_some())
     }
 
     fn search(mut self) -> Found {
@@ -141,13 +151,13 @@ impl<'a> Fitting<'a> {
                 return self.chosen(None);
             }
             match tried {
-                Tried::Fits(peak) => return self.narrow(peak, above),
+                Tried::Fits(left) => return self.narrow(budget, above, left),
                 Tried::Exceeds(bytes) if self.questions < QUESTIONS => {
                     above = budget;
                     budget = Bytes(budget.0.saturating_sub(bytes.0.max(self.step())));
                 }
                 Tried::Exceeds(_) => {
-                    let least = (self.searches[0])(self.problem, Bytes(1)).solution;
+                    let least = (self.searches.asked[0])(self.problem, Bytes(1)).solution;
                     return self.others(least, highest);
                 }
                 Tried::Least(least) => return self.others(least, highest),
@@ -155,20 +165,22 @@ impl<'a> Fitting<'a> {
         }
     }
 
-    /// Whether nothing more need be known.
-    fn is_enough(&self) -> bool {
-        self.effort == Effort::Verdict && (self.best.is_some() || self.just.is_some())
-    }
-
-    /// Looks between a budget whose plan fits and one whose plan does not.
-    fn narrow(mut self, mut low: Bytes, mut high: Bytes) -> Found {
+    /// Looks between a budget whose plan fits, and leaves so much, and one whose plan does not.
+    fn narrow(mut self, mut low: Bytes, mut high: Bytes, left: Bytes) -> Found {
+        let mut next = low + left;
         while self.questions < QUESTIONS && high.0.saturating_sub(low.0) > self.step() {
-            let between = Bytes(low.0 + (high.0 - low.0) / 2);
-            match self.ask(between) {
-                Tried::Fits(_) => low = between,
-                Tried::Exceeds(_) | Tried::Least(_) => high = between,
+            let edge = self.step() / 2;
+            if next.0 <= low.0 + edge || next.0 + edge >= high.0 {
+                next = Bytes(low.0 + (high.0 - low.0) / 2);
+            }
+            match self.ask(next) {
+                Tried::Fits(left) => (low, next) = (next, next + left),
+                Tried::Exceeds(bytes) => (high, next) = (next, next.saturating_sub(bytes)),
+                Tried::Least(_) => high = next,
             }
         }
+        let settled = (self.searches.last)(self.problem, low);
+        self.look(low, settled);
         self.chosen(None)
     }
 
@@ -197,7 +209,7 @@ impl<'a> Fitting<'a> {
     fn ask(&mut self, budget: Bytes) -> Tried {
         self.questions += 1;
         let mut led = None;
-        for search in self.searches {
+        for search in self.searches.asked {
             let outcome = search(self.problem, budget);
             let tried = self.look(budget, outcome);
             if matches!(tried, Tried::Fits(_)) {
@@ -221,7 +233,8 @@ impl<'a> Fitting<'a> {
                 if cheaper(&self.best) {
                     self.best = Some((peak.max(budget), solution));
                 }
-                Tried::Fits(peak.min(budget))
+                let reserved = memory.map_or(peak, |memory| memory.reserved);
+                Tried::Fits(self.room.saturating_sub(reserved))
             }
             Some((Some(_), _)) => {
                 if cheaper(&self.just) {

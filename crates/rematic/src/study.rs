@@ -7,7 +7,7 @@ use rematic_cost::{Costs, Device, Measured};
 use rematic_layout::even_shards;
 use rematic_plan::{Explanation, Limits, PlanDocument, PlanError, Problem, Solution};
 use rematic_replay::{Allocator, Checkpoint, Ledger, Schedule, Scratch, Timeline};
-use rematic_report::{ExplanationReport, Memory, Pace, StatsReport, TriedSetting};
+use rematic_report::{ExplanationReport, Memory, Pace, Setup, StatsReport, TriedSetting};
 use rematic_torch::StepStats;
 use rematic_trace::{Bytes, Millis, StepTrace};
 
@@ -41,10 +41,11 @@ pub struct Study {
 }
 
 /// Why a step peaks where it does, and what of it fits.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Explained {
     /// Why, and what helps.
     pub explanation: Explanation,
+    setup: Setup,
     device: Device,
     memory: Option<Memory>,
     budget: Option<Bytes>,
@@ -57,6 +58,7 @@ impl Explained {
     #[must_use]
     pub fn report(&self) -> ExplanationReport<'_> {
         ExplanationReport {
+            setup: &self.setup,
             explanation: &self.explanation,
             device: &self.device,
             memory: self.memory.as_ref(),
@@ -136,6 +138,12 @@ impl Study {
         &self.target
     }
 
+    /// What the step of one rank is trained with, and on.
+    #[must_use]
+    pub fn setup(&self) -> Setup {
+        Setup::new(&self.trace, &self.target.device.name)
+    }
+
     /// What may be planned.
     #[must_use]
     pub fn limits(&self) -> &Limits {
@@ -174,6 +182,7 @@ impl Study {
         }
         Ok(Explained {
             explanation: self.explain()?,
+            setup: self.setup(),
             device: self.target.device.clone(),
             memory: self.memory().copied(),
             budget,

@@ -119,7 +119,8 @@ impl Model {
             batch: 1,
             seq: parsed.positions.min(DEFAULT_SEQ),
             dtype: parsed.dtype.unwrap_or(Dtype::F32),
-            optimizer: Optimizer::default(),
+            // What Hugging Face's Trainer takes.
+            optimizer: Optimizer::AdamWFused,
             attention: AttentionKernel::default(),
             architecture: parsed.architecture,
         })

@@ -159,6 +159,9 @@ impl<'a> Case<'a> {
 
     /// Whether dropping as much as possible is enough.
     pub(super) fn is_feasible(&self) -> bool {
+        if self.at_start > 0 {
+            return false;
+        }
         let nodes = self.nodes;
         let mut most: Vec<Option<i64>> = vec![None; nodes.len() + 1];
         most[0] = Some(0);

@@ -49,7 +49,7 @@ const NO_CHOICE: u32 = u32::MAX;
 impl Case<'_> {
     /// A bound on the time of all solutions, and the best one if it takes less than the limit.
     pub(super) fn solve(&self, limit: f64, rough: &mut bool) -> (f64, Option<(f64, Vec<Pick>)>) {
-        if self.at_start > 0 || !self.is_feasible() {
+        if !self.is_feasible() {
             return (f64::INFINITY, None);
         }
         let rates = self.rates();
@@ -230,7 +230,8 @@ impl<'a> Programme<'a> {
         here.retain(|pair| {
             pair.freed >= self.case.to_skip[index] && pair.time + self.rates.bound(index + 1, pair.freed) <= self.guess
         });
-        self.pairs[index + 1].append(&mut here);
+        let next = &mut self.pairs[index + 1];
+        if next.is_empty() { *next = here } else { next.append(&mut here) }
     }
 
     fn finish(self) -> Run {

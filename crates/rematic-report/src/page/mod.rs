@@ -18,6 +18,7 @@ use crate::html::escaped;
 use crate::memory::{Memory, OnDevice};
 use crate::pace::{Pace, PaceJson};
 use crate::regions::{self, Kind};
+use crate::setup::{Setup, SetupJson};
 use crate::{plan, stats};
 pub use step::Origins;
 use step::{Numbering, Ops, Outline, Step};
@@ -145,6 +146,9 @@ impl PlanView {
 struct Document<'a> {
     model: &'a str,
     version: &'a str,
+    /// What it is trained with, and on.
+    setup: String,
+    options: SetupJson,
     facts: Vec<String>,
     assumptions: Vec<String>,
     device: &'a str,
@@ -220,6 +224,7 @@ impl Page<'_> {
     fn document<'b>(&'b self, chosen: &'b PlanView) -> Document<'b> {
         let (document, checkpoints, recording) = self.chosen;
         let trace = self.trace;
+        let setup = Setup::new(trace, &self.device.name);
         let mut policies = Numbering::new();
         let chosen = chosen.json(&mut policies);
         let curve = self.curve.iter().map(|plan| plan.json(&mut policies)).collect();
@@ -230,7 +235,9 @@ impl Page<'_> {
         Document {
             model: &trace.origin.model,
             version: env!("CARGO_PKG_VERSION"),
-            facts: trace.origin.facts().iter().map(|(name, value)| stats::fact(name, value)).collect(),
+            setup: setup.words(),
+            options: setup.json().clone(),
+            facts: setup.others().to_vec(),
             assumptions: self.assumptions(),
             device: &self.device.product,
             device_bytes: self.device.usable,

@@ -6,7 +6,7 @@ use rematic::{CostSource, Dtype, Fsdp2, Target, fsdp2, fsdp2_layers, replay_milp
 use rematic_cost::{CostRule, Costs, Device, ModuleTimes};
 use rematic_plan::{Explanation, Limits, Outcome, PlanDocument, Problem};
 use rematic_replay::{Allocator, Timeline};
-use rematic_report::{ExplanationReport, StatsReport, Style};
+use rematic_report::{ExplanationReport, Setup, StatsReport, Style};
 use rematic_torch::{MilpOptions, MilpOutcome, ModuleGraph, StepStats, Tradeoffs, milp};
 use rematic_trace::{Bytes, StepTrace, Verdict};
 
@@ -59,7 +59,16 @@ fn explain(trace: &StepTrace, costs: &Costs, device: &Device, allocator: Allocat
         assert_eq!(remedy.peak_bytes + remedy.freed_bytes, explanation.peak_bytes);
         assert!(remedy.extra_ms.is_none_or(|extra| extra.0.is_finite() && extra.0 >= 0.0));
     }
-    let report = ExplanationReport { explanation: &explanation, device, memory: None, budget: None, settings: &[], measured: None };
+    let setup = Setup::new(trace, &device.name);
+    let report = ExplanationReport {
+        setup: &setup,
+        explanation: &explanation,
+        device,
+        memory: None,
+        budget: None,
+        settings: &[],
+        measured: None,
+    };
     assert!(report.json().ends_with("}\n") && report.text(Style::default()).contains("The peak is"));
 }
 

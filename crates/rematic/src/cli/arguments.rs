@@ -105,7 +105,7 @@ pub(crate) struct SourceArguments {
     /// Type of parameters and activations [default: the model's own]
     #[arg(long, value_name = "DTYPE", value_parser = named(options::DTYPES))]
     dtype: Option<Dtype>,
-    /// Optimizer; unless fused, in PyTorch's foreach implementation [default: adam]
+    /// Optimizer; unless fused, in PyTorch's foreach implementation [default: adamw-fused; adam for seed-transformer]
     #[arg(long, value_name = "OPTIMIZER", value_parser = named(options::OPTIMIZERS))]
     optimizer: Option<Optimizer>,
     /// Attention kernel [default: auto]

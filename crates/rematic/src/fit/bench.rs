@@ -9,7 +9,7 @@ use super::axis::Axis;
 use super::setup::{Key, Setup};
 use super::{FitRequest, StepSize, is_found};
 use crate::error::Error;
-use crate::planning::BOTH;
+use crate::planning::EXACT;
 use crate::room::Effort;
 use crate::study::Study;
 use crate::target::Target;
@@ -107,7 +107,7 @@ impl<'a> Bench<'a> {
             return Ok(Some(study.taken(None)?));
         }
         let problem = study.problem()?;
-        let least = study.limits.cancel.catch(|| problem.greedy(Bytes(1)).solution)?;
+        let least = study.limits.cancel.catch(|| problem.quick_greedy(Bytes(1)).solution)?;
         Ok(Some(study.taken(Some((problem, &least)))?))
     }
 
@@ -139,7 +139,7 @@ impl<'a> Bench<'a> {
         let plain = study.fits_as_it_is();
         let (memory, pace) = if planned && !plain {
             let problem = study.problem()?;
-            let found = study.limits.cancel.catch(|| study.for_device(problem, &BOTH, Effort::Some))?;
+            let found = study.limits.cancel.catch(|| study.for_device(problem, EXACT, Effort::Some))?;
             (found.memory, study.pace_under(problem, &found.outcome.solution.checkpoints))
         } else {
             (study.memory().copied(), *study.pace())
@@ -198,7 +198,7 @@ impl Study {
     /// Whether a plan is found under which it fits, as for [`Study::plan`] without a budget.
     pub(crate) fn has_plan(&self) -> Result<bool, Error> {
         let problem = self.problem()?;
-        let found = self.limits.cancel.catch(|| self.for_device(problem, &BOTH, Effort::Verdict))?;
+        let found = self.limits.cancel.catch(|| self.for_device(problem, EXACT, Effort::Verdict))?;
         Ok(found.outcome.verdict != Verdict::Infeasible)
     }
 

@@ -16,7 +16,7 @@ use rematic_fake::Optimizer;
 use rematic_fake::models::Options;
 use rematic_layout::Fsdp2;
 use rematic_plan::Limits;
-use rematic_report::{Fit, FitAnswer, FitFound, FitQuestion};
+use rematic_report::{Fit, FitAnswer, FitFound, FitQuestion, Setup as Shown};
 use rematic_trace::StepTrace;
 
 use crate::error::Error;
@@ -203,7 +203,8 @@ impl FitRequest<'_> {
         if !device {
             axes.push(FitQuestion::SmallestDevice);
         }
-        let (origin, free) = (first.origin.clone(), gpus.is_none() && !has_place);
+        let setup = Shown::new(&first, &base.device.name);
+        let free = gpus.is_none() && !has_place;
         let bench = Bench::new(self, Arc::new(first), &base);
         // Where one GPU is not enough, the others are asked of as many as are.
         let few = if free { Some(bench.answer(&Axis::gpus(&base))?) } else { None };
@@ -219,7 +220,7 @@ impl FitRequest<'_> {
         let answers = answers?;
         let setups = ways::setups(&bench, &base, &answers)?;
         let device = base.device.clone();
-        Ok(Fit { model: origin.model.clone(), facts: origin.facts(), device, gpus: home.into(), answers, setups })
+        Ok(Fit { setup, device, gpus: home.into(), answers, setups })
     }
 }
 

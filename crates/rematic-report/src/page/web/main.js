@@ -59,7 +59,7 @@ const figures = () => {
 };
 
 byId("model").textContent = data.model;
-byId("facts").textContent = [...data.facts, ...(modules.length ? [`${data.parameters} parameters`] : []), `${count(ops.length)} operators`, `${count(data.called)} modules`].join(" · ");
+byId("facts").textContent = [data.setup, ...data.facts, ...(modules.length ? [`${data.parameters} parameters`] : []), `${count(ops.length)} operators`, `${count(data.called)} modules`].join(" · ");
 byId("verdict").append(...verdict());
 byId("figures").append(...figures());
 showPeak(byId("peak"));
