@@ -147,7 +147,9 @@ impl<const N: usize> Table<N> {
             let cells = self.rows.iter().map(|row| columns(&row[index]));
             cells.max().unwrap_or(0).max(columns(self.columns[index].title))
         };
-        let mut shown: Vec<(usize, usize)> = (0..N).map(|index| (index, natural(index))).collect();
+        // A column that has nothing to say takes no room.
+        let mut shown: Vec<(usize, usize)> =
+            (0..N).map(|index| (index, natural(index))).filter(|(_, width)| *width > 0).collect();
         loop {
             if let Some(fitted) = self.squeeze(&shown, limit, true) {
                 return fitted;
