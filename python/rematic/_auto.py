@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -51,6 +52,26 @@ def auto(
             "that the plan would not fit the training; call model.train() before rematic.auto, or give eval_mode=True if "
             "it trains like this"
         )
+    captures = {
+        name: functools.partial(capture, model, *given, loss=loss, optimizer=optimizer, eval_mode=eval_mode, **named)
+        for name, (given, named) in calls_of(model, args, kwargs, variants).items()
+    }
+    return make_follow(model, captures, budget=budget, device=device, world_size=world_size, audit=audit)
+
+
+def make_follow(
+    model: nn.Module,
+    captures: Mapping[str, Callable[..., Trace]],
+    *,
+    budget: int | str | None,
+    device: Any,
+    world_size: int = 1,
+    audit: int = AUDITED_STEPS,
+) -> Plan:
+    """Plans for the steps that are captured, each a variant by its name, and applies the plan.
+
+    A capture takes the device whose operators run.
+    """
     kind = "cuda" if device is None else kind_of(device)
     sheet = device
     usable = None
@@ -64,8 +85,8 @@ def auto(
         usable = None if properties is None else properties.total_memory
     traces: dict[str, Trace] = {}
     known: set[bytes] = set()
-    for name, (given, named) in calls_of(model, args, kwargs, variants).items():
-        trace = capture(model, *given, loss=loss, optimizer=optimizer, device=kind, eval_mode=eval_mode, **named)
+    for name, captured in captures.items():
+        trace = captured(device=kind)
         content = trace.to_bytes()
         if content not in known:
             known.add(content)

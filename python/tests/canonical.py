@@ -17,8 +17,13 @@ def canonical(trace: dict[str, Any]) -> dict[str, Any]:
     def storage(row: int) -> int:
         return numbers.setdefault(row, len(numbers))
 
+    def layout(row: int) -> str:
+        dtype, shape, strides = trace["layouts"][row]
+        # How far apart the elements of a dimension with one element are means nothing.
+        return str([dtype, shape, [stride if extent != 1 else 1 for extent, stride in zip(shape, strides, strict=True)]])
+
     def tensor(pair: list[int]) -> tuple[int, str]:
-        return storage(pair[0]), str(trace["layouts"][pair[1]])
+        return storage(pair[0]), layout(pair[1])
 
     modules = [
         (
@@ -26,7 +31,7 @@ def canonical(trace: dict[str, Any]) -> dict[str, Any]:
             module["class"],
             module["parent"],
             *(
-                tuple((name, *tensor([row, layout])) for name, row, layout in module.get(kind, []))
+                tuple((name, *tensor([row, form])) for name, row, form in module.get(kind, []))
                 for kind in ("parameters", "buffers")
             ),
         )
@@ -44,7 +49,7 @@ def canonical(trace: dict[str, Any]) -> dict[str, Any]:
         for kind in ("inputs", "outputs", "saves"):
             known[kind] = [tensor(pair) for pair in op.get(kind, [])]
         if known["name"] in MADE_IN_EITHER_ORDER:
-            known["outputs"] = [layout for _, layout in known["outputs"]]
+            known["outputs"] = [form for _, form in known["outputs"]]
         known["saves"].sort()
         known["mutates"] = [storage(row) for row in op.get("mutates", [])]
         ops.append(known)
@@ -54,8 +59,12 @@ def canonical(trace: dict[str, Any]) -> dict[str, Any]:
     ]
     events: list[Any] = []
     gap: list[Any] = []
+    # A module that returns what it is given, as dropout of nothing, has no backward of its own.
+    idle = {row for row, call in enumerate(trace["calls"]) if call.get("inputs") == call.get("outputs")}
     for event in trace["events"]:
         ((kind, value),) = event.items()
+        if kind in ("enter_backward", "exit_backward") and value in idle:
+            continue
         if kind == "drop":
             value = storage(value)
         if kind == "recategorize":

@@ -1,21 +1,19 @@
 """Steps of models that are sharded or tensor parallel on the fake GPU, against captures of the same models.
 
-    run parallel.py REMATIC [NAME...]     REMATIC is the command; a line for each step, and under plans for 75 %, 50 % and the least budget
+    run parallel.py REMATIC [NAME...]     REMATIC is the command; a line for each step, and under plans for five budgets
 
 Models are built without memory and spread, then their parts are made; the third step is measured. Captures are of the same models
 without memory, in a cluster that is not there.
 """
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 
 import torch
-from real import in_child, peaks, three_steps, without_values
-from sharded import asked, line, roomy
+from real import peaks, three_steps, without_values
+from sharded import compare, put_on, ready
 
 import models
 
@@ -78,7 +76,7 @@ def spread(name: str, mesh) -> torch.nn.Module:
     return module
 
 
-def train(name: str, plan: str | None) -> dict[str, int]:
+def train(name: str, plan: str | None = None) -> dict[str, int]:
     """Three steps; the counters of the third."""
     import rematic
 
@@ -88,8 +86,7 @@ def train(name: str, plan: str | None) -> dict[str, int]:
         module = spread(name, mesh)
         module.to_empty(device="cuda")
         if plan is not None:
-            # Nothing is computed on the fake GPU, so there are no numbers to compare.
-            rematic.apply(module, rematic.Plan.load(plan), audit=0)
+            put_on(module, plan)
         return peaks(three_steps(model_of(name), module))
 
 
@@ -124,20 +121,10 @@ def captured(name: str, path: str) -> None:
 def main(command: str, names: list[str]) -> None:
     for name in names or CASES:
         with tempfile.TemporaryDirectory() as place:
-            step = [f"{place}/step.rmt", "--device-file", roomy(place), "--device", "roomy"]
-            captured(name, step[0])
-            plain = asked(command, "stats", *step)
-            line(name, plain["peak"]["total"], plain["memory"], in_child(partial(train, name, None)))
-            least = asked(command, "plan", *step, "--budget", "1MiB").get("least_budget_bytes", 0)
-            for share in (0.75, 0.5, 0.0):
-                budget = max(least, int(share * plain["peak"]["total"]))
-                file = f"{place}/plan.json"
-                found = asked(command, "plan", *step, "--budget", str(budget), "-o", file)
-                real = in_child(partial(train, name, file))
-                if "peak_bytes" not in found:
-                    print(json.dumps(found)[:300])
-                    continue
-                line(f"  planned for {budget:,}", found["peak_bytes"], found["memory"], real)
+            step = f"{place}/step.rmt"
+            captured(name, step)
+            ready(model_of(name))
+            compare(command, name, [step], lambda plan=None, _late=True: train(name, plan), lates=(True,))
 
 
 if __name__ == "__main__":

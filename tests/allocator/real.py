@@ -14,11 +14,13 @@ import torch
 
 import models
 
+# Before PyTorch's test models are imported, which forbid it.
+torch.backends.cudnn.enabled = False
+
 
 def train(model: models.Model, plan: str) -> dict[str, object]:
     """Three steps; the counters of the third."""
     without_values()
-    torch.backends.cudnn.enabled = False
     if "REQUESTS" in os.environ:
         torch.cuda.memory._record_memory_history(max_entries=10**7, context="all", stacks="python")
     module = models.built(model, "cuda")
@@ -38,11 +40,18 @@ def train(model: models.Model, plan: str) -> dict[str, object]:
 
 
 def without_values() -> None:
-    """What would ask the device for values does not."""
-    import transformers.masking_utils
+    """What asks the device for values is answered as for batches that are neither packed nor padded, where zeros would say they are."""
+    import transformers.masking_utils as masks
 
-    # It asks whether sequences are packed; on real data they are not, on zeros it thinks they are.
-    transformers.masking_utils.find_packed_sequence_indices = lambda *_, **__: None
+    def unpadded(mask: torch.Tensor | None, keys: int, window: int | None = None) -> bool:
+        if mask is not None:
+            mask.all()
+        return window is None or keys < window
+
+    summed = masks.fast_all
+    masks.fast_all = lambda mask: summed(mask) is not None
+    masks._ignore_bidirectional_mask_sdpa = unpadded
+    masks.find_packed_sequence_indices = lambda *_, **__: None
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
@@ -101,10 +110,13 @@ def in_child(function):
 
 def main() -> None:
     place, *names = sys.argv[1:]
-    import transformers  # noqa: F401  (once, before the processes part)
+    import rematic  # noqa: F401  (once, before the processes part, as all that the model is made of)
 
     for name in names:
         model = models.MODELS[name]()
+        # PyTorch's test models use the device as soon as they are imported, and processes must not.
+        if not isinstance((model.native or {}).get("source"), str):
+            models.built(model, "meta")
         with open(f"{place}/{name}.{os.environ['FAKEGPU_SM']}", "w") as file:
             for plan in ("-", *(f"{place}/{name}-{share}.json" for share in models.SHARES)):
                 if plan == "-" or os.path.exists(plan):

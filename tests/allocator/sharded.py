@@ -1,6 +1,7 @@
 """Steps under FSDP2 on the fake GPU, against what we predict for them.
 
-    run sharded.py REMATIC     REMATIC is the command; a line for each step, then each under plans for 75 %, 50 % and the least budget
+    run sharded.py REMATIC [NAME...]     REMATIC is the command; a line for each step, then each under plans for five budgets, put on
+                                         before and after the model is sharded
 
 The model is built without memory and sharded, then its shards are made, as for one that no single device holds. The third step is
 measured.
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -21,21 +23,23 @@ SEED = ["seed-transformer"]
 GPT2 = ["gpt2", "--batch", "4", "--seq", "512"]
 LLAMA = ["llama-3-8b", "--batch", "1", "--seq", "8192", "--optimizer", "adamw"]
 # What is asked of the command, beside the model: GPUs, groups, rank, reshard, mixed.
-CASES = [
-    (SEED, 2, 1, 0, True, False),
-    (SEED, 8, 1, 0, False, False),
-    (SEED, 3, 1, 2, True, False),
-    (GPT2, 8, 1, 0, True, False),
-    (GPT2, 8, 1, 7, True, False),
-    (GPT2, 4, 2, 3, True, False),
-    (LLAMA, 8, 1, 0, True, False),
-    (LLAMA, 64, 1, 0, True, False),
-    (LLAMA, 1024, 1, 1023, True, False),
-    (LLAMA, 8, 1, 0, False, False),
-    (LLAMA, 4, 2, 0, True, False),
-    (LLAMA, 8, 1, 0, True, True),
-    (LLAMA, 64, 1, 0, False, True),
-]
+CASES = {
+    "seed": (SEED, 2, 1, 0, True, False),
+    "seed-kept": (SEED, 8, 1, 0, False, False),
+    "seed-last": (SEED, 3, 1, 2, True, False),
+    "gpt2": (GPT2, 8, 1, 0, True, False),
+    "gpt2-last": (GPT2, 8, 1, 7, True, False),
+    "gpt2-hsdp": (GPT2, 4, 2, 3, True, False),
+    "llama": (LLAMA, 8, 1, 0, True, False),
+    "llama-64": (LLAMA, 64, 1, 0, True, False),
+    "llama-1024-last": (LLAMA, 1024, 1, 1023, True, False),
+    "llama-kept": (LLAMA, 8, 1, 0, False, False),
+    "llama-hsdp": (LLAMA, 4, 2, 0, True, False),
+    "llama-mixed": (LLAMA, 8, 1, 0, True, True),
+    "llama-64-mixed-kept": (LLAMA, 64, 1, 0, False, True),
+}
+# Of the plain step's peak; 0 is the least budget there is.
+SHARES = (0.9, 0.75, 0.6, 0.5, 0.0)
 
 
 def model_of(name: str, mixed: bool) -> models.Model:
@@ -61,19 +65,25 @@ def shard(module: torch.nn.Module, gpus: int, groups: int, rank: int, reshard: b
     fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
-def train(name: str, how: tuple, plan: str | None) -> dict[str, int]:
-    """Three steps; the counters of the third."""
+def train(name: str, how: tuple, plan: str | None = None, late: bool = True) -> dict[str, int]:
+    """Three steps; the counters of the third. A plan is put on after sharding, or before."""
     without_values()
     model = model_of(name, how[-1])
     module = models.built(model, "meta")
+    if plan is not None and not late:
+        put_on(module, plan)
     shard(module, *how)
     module.to_empty(device="cuda")
-    if plan is not None:
-        import rematic
-
-        # Nothing is computed on the fake GPU, so there are no numbers to compare.
-        rematic.apply(module, rematic.Plan.load(plan), audit=0)
+    if plan is not None and late:
+        put_on(module, plan)
     return peaks(three_steps(model, module))
+
+
+def put_on(module: torch.nn.Module, plan: str) -> None:
+    import rematic
+
+    # Nothing is computed on the fake GPU, so there are no numbers to compare.
+    rematic.apply(module, rematic.Plan.load(plan), audit=0)
 
 
 def asked(command: str, *arguments: str) -> dict:
@@ -93,25 +103,45 @@ def line(what: str, promised: int, memory: dict[str, int], real: dict[str, int])
     print(f"{what}: {'; '.join(parts)}", flush=True)
 
 
-def main(command: str) -> None:
-    for (name, *options), *how in CASES:
+def ready(model: models.Model) -> None:
+    """Imports all that a step needs once, before the processes part."""
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel
+    import torch.testing._internal.distributed.fake_pg
+
+    import rematic  # noqa: F401
+
+    models.built(model, "meta")
+
+
+def compare(command: str, what: str, step: list[str], train: Callable[..., dict[str, int]], lates=(True, False)) -> None:
+    """A line for the plain step, and for each plan and moment to put it on. `train` takes the plan's file, and whether it is late."""
+    with tempfile.TemporaryDirectory() as place:
+        # More room than the step takes, so that nothing has to be released.
+        question = [*step, "--device-file", roomy(place), "--device", "roomy"]
+        plain = asked(command, "stats", *question)
+        line(what, plain["peak"]["total"], plain["memory"], in_child(train))
+        least = asked(command, "plan", *question, "--budget", "1MiB").get("least_budget_bytes", 0)
+        for share in SHARES:
+            budget, file = max(least, int(share * plain["peak"]["total"])), f"{place}/plan.json"
+            found = asked(command, "plan", *question, "--budget", str(budget), "-o", file)
+            if "peak_bytes" not in found:
+                print(json.dumps(found)[:300], flush=True)
+                continue
+            for late in lates:
+                when = "after" if late else "before"
+                real = in_child(partial(train, file, late))
+                line(f"  planned for {budget:,}, {when}", found["peak_bytes"], found["memory"], real)
+
+
+def main(command: str, *names: str) -> None:
+    for name in names or CASES:
+        (model, *options), *how = CASES[name]
         gpus, groups, rank, reshard, mixed = how
         spread = ["--fsdp", str(gpus), "--replicate", str(groups), "--fsdp-rank", str(rank % gpus)]
         spread += ["--reshard", "yes" if reshard else "no"] + (["--precision", "mixed"] if mixed else [])
-        # More room than the step takes, so that nothing has to be released.
-        step = [name, *options, *spread, "--device-file", "ROOMY", "--device", "roomy"]
-        with tempfile.TemporaryDirectory() as place:
-            step = [part.replace("ROOMY", roomy(place)) for part in step]
-            plain = asked(command, "stats", *step)
-            what = f"{name} {' '.join(spread)}"
-            line(what, plain["peak"]["total"], plain["memory"], in_child(partial(train, name, tuple(how), None)))
-            least = asked(command, "plan", *step, "--budget", "1MiB").get("least_budget_bytes", 0)
-            for share in (0.75, 0.5, 0.0):
-                budget = max(least, int(share * plain["peak"]["total"]))
-                file = f"{place}/plan.json"
-                found = asked(command, "plan", *step, "--budget", str(budget), "-o", file)
-                real = in_child(partial(train, name, tuple(how), file))
-                line(f"  planned for {budget:,}", found["peak_bytes"], found["memory"], real)
+        ready(model_of(model, mixed))
+        compare(command, f"{model} {' '.join(spread)}", [model, *options, *spread], partial(train, model, tuple(how)))
 
 
 def roomy(place: str) -> str:
@@ -125,4 +155,4 @@ def roomy(place: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,20 +1,19 @@
 """Steps under tensor parallelism, alone and with FSDP2 over it, on the fake GPU, against what we predict for them.
 
-    run tensor.py REMATIC [NAME...]     REMATIC is the command; a line for each step, then each under plans for 75 %, 50 % and the
-                                        least budget, put on before and after the model is sharded
+    run tensor.py REMATIC [NAME...]     REMATIC is the command; a line for each step, then each under plans for five budgets, put on
+                                        before and after the model is sharded
 
 The model of transformers is dealt out by `parallelize_module` with the plan that torchtitan has for Llama: embeddings and the output
 by rows of the vocabulary, norms over parts of the sequence, attention by heads, the feed-forward network by its width, and the loss
 from logits that stay dealt out. It is built without memory and sharded, then its shards are made. The third step is measured.
 """
 import sys
-import tempfile
 from functools import partial
 from typing import Any
 
 import torch
-from real import in_child, peaks, without_values
-from sharded import asked, line, roomy
+from real import peaks, without_values
+from sharded import compare, put_on, ready
 
 import models
 
@@ -85,7 +84,7 @@ def share(module: Any, mesh: Any) -> None:
         parallelize_module(layer, mesh, shared_layers(layer.self_attn))
 
 
-def train(step: tuple, how: tuple, plan: str | None, late: bool = True) -> dict[str, int]:
+def train(step: tuple, how: tuple, plan: str | None = None, late: bool = True) -> dict[str, int]:
     """Three steps; the counters of the third. A plan is put on after sharding, or before."""
     import torch.distributed as dist
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -99,15 +98,9 @@ def train(step: tuple, how: tuple, plan: str | None, late: bool = True) -> dict[
     dist.init_process_group("fake", rank=rank, world_size=tp * fsdp, store=FakeStore())
     mesh = dist.init_device_mesh("cuda", (fsdp, tp), mesh_dim_names=("dp", "tp"))
 
-    def planned() -> None:
-        import rematic
-
-        # Nothing is computed on the fake GPU, so there are no numbers to compare.
-        rematic.apply(module, rematic.Plan.load(plan), audit=0)
-
     share(module, mesh["tp"])
     if plan is not None and not late:
-        planned()
+        put_on(module, plan)
     if fsdp > 1:
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
         for layer in module.model.layers:
@@ -115,7 +108,7 @@ def train(step: tuple, how: tuple, plan: str | None, late: bool = True) -> dict[
         fully_shard(module, mesh=mesh["dp"], mp_policy=policy)
     module.to_empty(device="cuda")
     if plan is not None and late:
-        planned()
+        put_on(module, plan)
     return peaks(three_steps(model, module))
 
 
@@ -153,20 +146,9 @@ def options(step: tuple, how: tuple) -> list[str]:
 def main(command: str, *names: str) -> None:
     for name in names or CASES:
         step, *how = CASES[name]
-        with tempfile.TemporaryDirectory() as place:
-            # More room than the step takes, so that nothing has to be released.
-            question = [*options(step, tuple(how)), "--device-file", roomy(place), "--device", "roomy"]
-            plain = asked(command, "stats", *question)
-            peak = plain["peak"]["total"]
-            line(" ".join(options(step, tuple(how))), peak, plain["memory"], in_child(partial(train, step, tuple(how), None)))
-            least = asked(command, "plan", *question, "--budget", "1MiB").get("least_budget_bytes", 0)
-            for share_of in (0.75, 0.5, 0.0):
-                budget, file = max(least, int(share_of * peak)), f"{place}/plan.json"
-                found = asked(command, "plan", *question, "--budget", str(budget), "-o", file)
-                for late in (True, False):
-                    when = "after" if late else "before"
-                    real = in_child(partial(train, step, tuple(how), file, late))
-                    line(f"  planned for {budget:,}, {when}", found["peak_bytes"], found["memory"], real)
+        question = options(step, tuple(how))
+        ready(models.decoder(*step[1:4], torch.bfloat16, step[4]))
+        compare(command, " ".join(question), question, partial(train, step, tuple(how)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compares native steps under FSDP2 with what torch's FSDPMemTracker says of the same step; see `run`."""
+"""Compares native and captured steps under FSDP2 with what torch's FSDPMemTracker says of the same step; see `run`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rematic
+from kinds import BLOCK, Kinds
 
 BATCH, LENGTH = 2, 128
 SMALL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 1000}
@@ -30,22 +31,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 RANKS = (2, 8, 64)
 
-# Torch's kinds, by what a trace calls them: it does not tell shards from whole weights, nor buffers from what fills them. Torch's
-# tracker calls a gradient one only when FSDP2 reduces it, and temporary until then.
-KINDS = {
-    ("parameter",): ("Sharded Param", "Unsharded Param"),
-    ("buffer",): ("Buffer",),
-    ("gradient", "temp"): ("Sharded Grad", "Unsharded Grad", "Temp", "Reduce Scatter"),
-    ("activation",): ("Activation",),
-    ("optimizer",): ("OptState",),
-    ("other",): ("Inputs", "All Gather"),
-}
 # How operators of a trace are called by FSDP2, which calls them through others of its own.
 CALLED = {
     "split_with_sizes_copy.out": "split_with_sizes_copy.default",
     "_chunk_cat.out": "chunk_cat_mixed_dtype.default",
 }
-BLOCK = 512
 
 
 class Tracker(FSDPMemTracker):
@@ -87,16 +77,16 @@ class Tracker(FSDPMemTracker):
         return result
 
 
-def sharded(config: dict[str, Any], dtype: torch.dtype, ranks: int, mixed: bool, reshard: bool) -> nn.Module:
+def sharded(config: dict[str, Any], mesh: Any, mixed: bool, reshard: bool, device: str) -> nn.Module:
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     raw = dict(config)
     made = CONFIG_MAPPING[raw.pop("model_type")](**raw)
-    with torch.device("cuda"):
+    dtype = torch.float32 if mixed else torch.bfloat16
+    with torch.device(device):
         model = AutoModelForCausalLM.from_config(made, attn_implementation="sdpa", dtype=dtype)
     model.train()
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
-    mesh = dist.init_device_mesh("cuda", (ranks,))
     body = getattr(model, model.base_model_prefix)
     for layer in getattr(body, "layers", None) or body.h:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
@@ -107,7 +97,7 @@ def sharded(config: dict[str, Any], dtype: torch.dtype, ranks: int, mixed: bool,
 def theirs(config: dict[str, Any], ranks: int, mixed: bool, reshard: bool) -> tuple[dict[str, int], list[tuple[str, int]]]:
     """The peak by kind, and the total after every operator, of the third step."""
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    model = sharded(config, torch.float32 if mixed else torch.bfloat16, ranks, mixed, reshard)
+    model = sharded(config, dist.init_device_mesh("cuda", (ranks,)), mixed, reshard, "cuda")
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="cuda")
     tracker = Tracker(model, optimizer)
@@ -128,30 +118,35 @@ def theirs(config: dict[str, Any], ranks: int, mixed: bool, reshard: bool) -> tu
     return {getattr(kind, "value", kind): size for kind, size in peak.items()}, tracker.timeline
 
 
-def differences(name: str, ranks: int, mixed: bool, reshard: bool) -> list[str]:
+def native(config: dict[str, Any], ranks: int, mixed: bool, reshard: bool) -> rematic.Trace:
+    step = rematic.Trace.model(config, batch=BATCH, seq=LENGTH, dtype="bf16", optimizer="adamw")
+    return step.fsdp(ranks, mixed=mixed, reshard=reshard)
+
+
+def captured(config: dict[str, Any], ranks: int, mixed: bool, reshard: bool) -> rematic.Trace:
+    tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    batch = {"input_ids": tokens, "labels": tokens, "use_cache": False}
+    with rematic.cluster(ranks) as mesh:
+        model = sharded(config, mesh, mixed, reshard, "meta")
+        return rematic.capture(model, **batch, optimizer=torch.optim.AdamW, device="cuda")
+
+
+def differences(ours: rematic.Trace, peak: dict[str, int], timeline: list[tuple[str, int]]) -> list[str]:
     """What is unlike, in words."""
-    peak, timeline = theirs(CONFIGS[name], ranks, mixed, reshard)
-    step = rematic.Trace.model(CONFIGS[name], batch=BATCH, seq=LENGTH, dtype="bf16", optimizer="adamw")
-    ours = step.fsdp(ranks, mixed=mixed, reshard=reshard)
     found = []
     if ours.peak() != peak["Total"]:
         found.append(f"peak {ours.peak():,} for {peak['Total']:,}")
-    categories = ours.categories()
-    for own, kinds in KINDS.items():
-        size, of_torch = sum(categories[name] for name in own), sum(peak[kind] for kind in kinds)
-        if size != of_torch:
-            found.append(f"{' and '.join(own)} {size:,} for {of_torch:,}")
+    kinds = Kinds(ours).at_peak()
+    for kind in peak:
+        if kind != "Total" and kinds.get(kind, 0) != peak[kind]:
+            found.append(f"{kind} {kinds.get(kind, 0):,} for {peak[kind]:,}")
     return found + compared([(op.name, total) for op, total in zip(ours.ops, ours.timeline())], timeline)
 
 
 def compared(own: list[tuple[str, int]], theirs: list[tuple[str, int]]) -> list[str]:
     """The total after every operator. Torch's tracker sees more of them than a trace has: views, and marks of its profiler."""
     at = missing = unlike = 0
-    # `backward()` holds the gradient of the loss, a block, until all is reduced; a trace lets go of it before the last unit is.
-    last = max(place for place, (name, _) in enumerate(own) if name == "_chunk_cat.out")
-    for place, (name, total) in enumerate(own):
-        if place >= last and name in ("_chunk_cat.out", "_reduce_scatter_base_.default"):
-            total += BLOCK
+    for name, total in own:
         names = (name, CALLED.get(name, name))
         found = next((other for other in range(at, len(theirs)) if theirs[other][0] in names), None)
         if found is None:
@@ -171,10 +166,12 @@ def main() -> None:
     names = sys.argv[1:] or list(CONFIGS)
     wrong = 0
     for name, ranks, mixed, reshard in itertools.product(names, RANKS, (False, True), (True, False)):
-        found = differences(name, ranks, mixed, reshard)
-        wrong += bool(found)
+        real = theirs(CONFIGS[name], ranks, mixed, reshard)
         how = f"{ranks:2} ranks, {'mixed' if mixed else 'bf16'}, {'resharded' if reshard else 'not resharded'}"
-        print(f"{name:8} {how:31} {'; '.join(found) or 'equal'}", flush=True)
+        for step in (native, captured):
+            found = differences(step(CONFIGS[name], ranks, mixed, reshard), *real)
+            wrong += bool(found)
+            print(f"{name:8} {step.__name__:8} {how:31} {'; '.join(found) or 'equal'}", flush=True)
     print(f"{wrong} unlike")
     sys.exit(wrong > 0)
 

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `mm`, `addmm`, `_scaled_mm` of `[m,k]` and `[k,n]` | `2·m·k·n` |
 //! | `bmm`, `baddbmm` of `[b,m,k]` and `[b,k,n]` | `2·b·m·k·n` |
+//! | `_grouped_mm` of `[m,k]`, in groups of rows, and `[g,k,n]`; or, for the gradient, of `[m,k]` and `[k,n]` | `2·m·k·n` |
 //! | convolution of `[N,…]` by a weight `[c0,c1,*kernel]` | `2·N·c0·c1·∏kernel·∏positions` |
 //! | its backward | the same once for the input's gradient and once for the weight's, where they are returned |
 //! | attention of `q [b,h,s,d]`, `k [b,g,t,d]`, `v [b,g,t,e]` | `2·b·h·s·t·(d+e)` |
@@ -27,7 +28,8 @@
 //!
 //! # Where the rules differ
 //! For the gradient of a *grouped* convolution's weight torch counts every pair of channels, so it is too high by the
-//! number of groups. [`CostRule::Torch`] repeats that; [`CostRule::Physical`] does not.
+//! number of groups. [`CostRule::Torch`] repeats that; [`CostRule::Physical`] does not. Torch knows no `_grouped_mm`, and
+//! counts it as nothing.
 //!
 //! # Shapes that do not fit
 //! An operator whose tensors are missing or do not fit together counts as 0 flops: its bytes still give it a time, and a
@@ -46,6 +48,8 @@ pub enum Formula {
     Matmul(usize),
     /// A batched matmul of the two inputs that begin at this position.
     BatchedMatmul(usize),
+    /// A matmul of rows with one of several matrices each, as experts have them.
+    GroupedMatmul,
     /// A convolution of input and weight, plain or transposed.
     Convolution,
     /// Its backward: gradient of the output, input, weight.
@@ -73,6 +77,7 @@ impl Formula {
             "addmm" => Formula::Matmul(1),
             "bmm" => Formula::BatchedMatmul(0),
             "baddbmm" => Formula::BatchedMatmul(1),
+            "_grouped_mm" => Formula::GroupedMatmul,
             "convolution"
             | "_convolution"
             | "cudnn_convolution"
@@ -103,6 +108,8 @@ impl Formula {
             Formula::None => None,
             Formula::Matmul(first) => matmul(shape(first), shape(first + 1)),
             Formula::BatchedMatmul(first) => batched_matmul(shape(first), shape(first + 1)),
+            Formula::GroupedMatmul if rule == CostRule::Torch => None,
+            Formula::GroupedMatmul => grouped_matmul(shape(0), shape(1)),
             Formula::Convolution => {
                 let output = outputs.first().map(|layout| layout.shape.as_slice());
                 Convolution::new(shape(0), shape(1), output).map(|convolution| convolution.forward())
@@ -125,7 +132,7 @@ impl Formula {
         let factor = match self {
             Formula::None => return None,
             Formula::Matmul(first) | Formula::BatchedMatmul(first) => first,
-            Formula::Convolution | Formula::Attention | Formula::Recurrent { .. } => 0,
+            Formula::GroupedMatmul | Formula::Convolution | Formula::Attention | Formula::Recurrent { .. } => 0,
             Formula::ConvolutionBackward | Formula::AttentionBackward => 1,
         };
         inputs.get(factor).map(|layout| layout.dtype)
@@ -149,6 +156,13 @@ fn batched_matmul(left: Shape<'_>, right: Shape<'_>) -> Option<u128> {
     match (left?, right?) {
         (&[b, m, k], &[b2, k2, n]) if b == b2 && k == k2 => Some(product([2, b, m, k, n])),
         _ => None,
+    }
+}
+
+fn grouped_matmul(left: Shape<'_>, right: Shape<'_>) -> Option<u128> {
+    match (left?, right?) {
+        (&[m, k], &[_, k2, n]) if k == k2 => Some(product([2, m, k, n])),
+        (left, right) => matmul(Some(left), Some(right)),
     }
 }
 
@@ -288,6 +302,9 @@ mod tests {
         assert_eq!(physical("_scaled_mm", &[&[2, 3], &[3, 5], &[], &[]], &[]), 60);
         assert_eq!(physical("bmm", &[&[7, 2, 3], &[7, 3, 5]], &[]), 420);
         assert_eq!(physical("baddbmm", &[&[7, 2, 5], &[7, 2, 3], &[7, 3, 5]], &[]), 420);
+        assert_eq!(physical("_grouped_mm", &[&[8, 3], &[7, 3, 5], &[7]], &[]), 240);
+        assert_eq!(physical("_grouped_mm", &[&[5, 8], &[8, 3], &[7]], &[]), 240);
+        assert_eq!(count("_grouped_mm", &[&[8, 3], &[7, 3, 5], &[7]], &[], CostRule::Torch), 0);
         assert_eq!(physical("add", &[&[2, 3], &[3, 5]], &[]), 0);
     }
 

@@ -359,6 +359,8 @@ impl<'a> Engine<'a> {
     }
 
     fn deliver(&mut self, id: NodeId, outputs: Vec<Option<Tensor>>) {
+        // What is added to another gradient stays in the function's list of results until all of them are delivered.
+        let mut added = Vec::new();
         for (index, output) in outputs.into_iter().enumerate() {
             let target = self.tape.state().nodes[id.0].edges[index].as_ref().map(|edge| (edge.node, edge.input));
             let Some((node, input)) = target else { continue };
@@ -368,7 +370,11 @@ impl<'a> Engine<'a> {
                     buffer.resize_with(input + 1, || None);
                 }
                 buffer[input] = Some(match buffer[input].take() {
-                    Some(first) => first.add(&gradient),
+                    Some(first) => {
+                        let sum = first.add(&gradient);
+                        added.push(gradient);
+                        sum
+                    }
                     None => gradient,
                 });
             }

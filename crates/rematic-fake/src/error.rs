@@ -98,7 +98,7 @@ pub enum FakeError {
         problem: String,
     },
     /// A config of a model family that is not there.
-    #[error("{file}: model_type `{found}` is not supported; supported are {supported}")]
+    #[error("{file}: model_type `{found}` has no native model; those that have are {supported}")]
     UnsupportedFamily {
         /// The file.
         file: String,
@@ -106,6 +106,17 @@ pub enum FakeError {
         found: String,
         /// Those that are there.
         supported: String,
+    },
+    /// A config of quantized weights.
+    #[error(
+        "{file}: {what} is not supported; quantized weights are smaller than counted here and are not trained; remove the field to \
+         plan the training of the unquantized model"
+    )]
+    Quantized {
+        /// The file.
+        file: String,
+        /// The field, and the method if it says one.
+        what: String,
     },
     /// A config asks for something that is not modelled.
     #[error("{file}: {what} is not supported; {instead}")]

@@ -55,6 +55,22 @@ fn every_model_can_be_sharded_in_every_way() {
     }
 }
 
+/// `backward()` holds it until it returns, and FSDP2's last reductions are part of it.
+#[test]
+fn the_gradient_of_the_loss_stays_until_all_is_reduced() {
+    for builtin in BUILTIN {
+        let made = spread(&step(builtin.name), Fsdp2::over(8));
+        let of_loss = |op| made.op_name(made.op(op)) == "ones_like.default";
+        let storages = made.storages().entries();
+        let (gradient, _) = storages.rev().find(|(_, storage)| storage.birth.is_some_and(of_loss)).unwrap();
+        let dropped = made.events().iter().position(|event| *event == Event::Drop(gradient));
+        let kind = |op| made.collective_of(made.op(op)).map(|how| how.kind);
+        let reduces =
+            |event: &Event| matches!(event, Event::Op(op) if kind(*op) == Some(CollectiveKind::ReduceScatter));
+        assert!(made.events().iter().rposition(reduces) < dropped, "{}", builtin.name);
+    }
+}
+
 /// A table of 8192 rows in shards of 2731: the last of three ranks has two rows fewer, and pads its shard.
 #[test]
 fn shards_are_padded_and_state_is_not() {

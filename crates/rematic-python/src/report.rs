@@ -44,6 +44,7 @@ pub(crate) fn report(
         budget: budget.map(option::size).transpose()?,
         plan: plan.map(|plan| plan.document.clone()),
         points: POINTS as usize,
+        command: None,
     };
     let question = Question::new(&trace.last, &trace.step, target, limits);
     interruptible(py, &question.cancel(), move || {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
-use rematic::{Cancel, Fsdp2, Model, Options, Source, StepTrace, Study, Target, Timeline};
+use rematic::{Cancel, Fsdp2, Options, Source, StepTrace, Study, Target, Timeline};
 use rematic_trace::{ModuleId, Table};
 
 use crate::device::DeviceName;
@@ -158,12 +158,20 @@ impl Trace {
         };
         let source = if source.is_instance_of::<PyDict>() {
             let text: String = py.import("json")?.call_method1("dumps", (source,))?.extract()?;
-            Source::Model(Box::new(Model::from_config("the config", &text).map_err(exception)?))
+            Source::of_config("the config", &text).map_err(exception)?
         } else {
             let path: PathBuf = source.extract()?;
             let name =
                 path.to_str().ok_or_else(|| TraceError::new_err("the name of the model is not text in UTF-8"))?;
             Source::open(name).map_err(exception)?
+        };
+        let source = match source {
+            // This Python captures it, if it knows what it was started as.
+            Source::Foreign(model) => match py.import("sys")?.getattr("executable")?.extract::<Option<PathBuf>>()? {
+                Some(python) if !python.as_os_str().is_empty() => Source::Foreign(model.by(python)),
+                _ => Source::Foreign(model),
+            },
+            known => known,
         };
         interruptible(py, &Cancel::default(), move || source.trace(&options))?.map(Trace::new).map_err(exception)
     }

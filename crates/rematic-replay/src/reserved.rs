@@ -1,5 +1,5 @@
 use rematic_allocator::{Allocation, AllocatorError, Counters, Device, Settings};
-use rematic_trace::{Bytes, Category, OpId, Phase, StepTrace, StorageId, Table};
+use rematic_trace::{Bytes, Category, ModuleId, OpId, Phase, StepTrace, StorageId, Table};
 
 use crate::scratch::{Scratch, Use};
 use crate::{Action, BufferId, Ledger, Observer, Ran, Schedule};
@@ -93,29 +93,37 @@ impl<'a> Occupancy<'a> {
     }
 
     /// The model, as if it were built on the device, and its batch. Where modules share a parameter, each has made its own first:
-    /// those go when they are tied, and the segments that they lay in stay.
+    /// those go when they are tied, as soon as the module around both is whole, and the segments that they lay in stay.
     fn begin(&mut self, start: &Ledger) {
         let trace = self.trace;
-        let mut tied = Vec::new();
-        let parameters = trace.modules().iter().flat_map(|module| &module.parameters);
-        for storage in parameters.map(|parameter| parameter.storage) {
-            if !start.is_alive(storage) {
-                continue;
-            }
-            if self.blocks[BufferId::from(storage)] == Allocation::NOTHING {
-                self.alloc(storage.into(), start.footprint(storage));
-            } else {
-                let block = self.take(start.footprint(storage).0);
-                tied.push(block);
+        let mut owners: Table<StorageId, Option<ModuleId>> = trace.storages().filled(None);
+        let mut tied: Vec<(ModuleId, Allocation)> = Vec::new();
+        for (id, module) in trace.modules().entries() {
+            self.give_back_tied(&mut tied, |around| !is_within(trace, id, around));
+            for storage in module.parameters.iter().map(|parameter| parameter.storage) {
+                if !start.is_alive(storage) {
+                    continue;
+                }
+                if let Some(owner) = owners[storage] {
+                    let block = self.take(start.footprint(storage).0);
+                    tied.push((around_both(trace, owner, id), block));
+                } else {
+                    self.alloc(storage.into(), start.footprint(storage));
+                    owners[storage] = Some(id);
+                }
             }
         }
         for category in [Category::Parameter, Category::Buffer] {
             self.take_before(category, start);
         }
-        for block in tied {
+        self.give_back_tied(&mut tied, |_| true);
+        self.take_before(Category::Other, start);
+    }
+
+    fn give_back_tied(&mut self, tied: &mut Vec<(ModuleId, Allocation)>, is_whole: impl Fn(ModuleId) -> bool) {
+        for (_, block) in tied.extract_if(.., |(around, _)| is_whole(*around)) {
             self.give_back(block);
         }
-        self.take_before(Category::Other, start);
     }
 
     fn step(&mut self, schedule: &Schedule<'_>) -> Result<(), AllocatorError> {
@@ -124,6 +132,17 @@ impl<'a> Occupancy<'a> {
         self.hand_over(&end);
         self.failed.take().map_or(Ok(()), Err)
     }
+}
+
+/// Whether a module is another one, or lies inside it.
+fn is_within(trace: &StepTrace, inner: ModuleId, outer: ModuleId) -> bool {
+    std::iter::successors(Some(inner), |id| trace.module(*id).parent).any(|id| id == outer)
+}
+
+/// The innermost module that two of them are or lie inside of.
+fn around_both(trace: &StepTrace, first: ModuleId, second: ModuleId) -> ModuleId {
+    let outwards = std::iter::successors(Some(second), |id| trace.module(*id).parent);
+    outwards.take_while(|id| *id != ModuleId::new(0)).find(|id| is_within(trace, first, *id)).unwrap_or(ModuleId::new(0))
 }
 
 struct Occupancy<'a> {

@@ -1,5 +1,32 @@
 //! Markup by hand, for pages and notebooks.
 
+/// A page: its markup with the marks `{{title}}`, `{{style}}`, `{{data}}` and `{{script}}`, in this order, each once.
+pub(crate) struct Template {
+    pub(crate) html: &'static str,
+    pub(crate) style: &'static str,
+    pub(crate) script: &'static str,
+}
+
+impl Template {
+    /// The page with a title and its data, a JSON document.
+    pub(crate) fn filled(&self, title: &str, data: &str) -> String {
+        // In a script `<` could end it; in JSON it only ever stands in texts.
+        let (title, data) = (escaped(title), data.replace('<', "\\u003c"));
+        let mut html = String::with_capacity(self.html.len() + self.style.len() + self.script.len() + data.len());
+        let mut rest = self.html;
+        // What replaces a mark is not looked at again.
+        for (mark, text) in
+            [("{{title}}", title.as_str()), ("{{style}}", self.style), ("{{data}}", &data), ("{{script}}", self.script)]
+        {
+            let (before, after) = rest.split_once(mark).unwrap_or((rest, ""));
+            html += before;
+            html += text;
+            rest = after;
+        }
+        html + rest
+    }
+}
+
 /// Text that is not markup.
 pub(crate) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());

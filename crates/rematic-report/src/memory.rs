@@ -92,12 +92,19 @@ impl OnDevice<'_> {
 impl Memory {
     /// What an evenly divided step leaves out.
     pub(crate) fn not_counted(&self, style: Style) -> String {
-        if self.ranks < 2 || self.has_buffers {
-            return String::new();
-        }
-        let lead = "Not counted: the buffers into which FSDP gathers weights and reduces gradients;";
-        let tail = format!("sharding with fsdp {} counts them.", self.ranks);
+        let Some((lead, tail)) = self.left_out() else { return String::new() };
         style.sentence(&Sentence { lead: (lead, Tone::Quiet), head: "", gap: " ", tail: (&tail, Tone::Quiet) })
+    }
+
+    /// The same in one line; `None` if nothing is left out.
+    pub(crate) fn leaves_out(&self) -> Option<String> {
+        self.left_out().map(|(lead, tail)| format!("{lead} {tail}"))
+    }
+
+    fn left_out(&self) -> Option<(&'static str, String)> {
+        let lead = "Not counted: the buffers into which FSDP gathers weights and reduces gradients;";
+        let counts = self.ranks < 2 || self.has_buffers;
+        (!counts).then(|| (lead, format!("sharding with fsdp {} counts them.", self.ranks)))
     }
 
     /// Whether the step fits the device.

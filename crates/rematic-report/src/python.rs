@@ -28,7 +28,20 @@ const INDENT: &str = "    ";
 /// A Python file with a function `apply_plan(model)`, which needs nothing but torch.
 #[must_use]
 pub fn plan_python(plan: &PlanDocument) -> String {
-    let mut text = HEAD.to_owned() + "\n" + &about(plan) + POLICIES;
+    let [start, middle, end] = frame();
+    let (about, decisions) = parts(plan);
+    [start, about, middle, decisions, end].concat()
+}
+
+/// What the files of all plans have: before what is said about a plan, between that and its decisions, and behind them.
+pub(crate) fn frame() -> [String; 3] {
+    let end = "]\n".to_owned() + MISMATCH + &SURROUNDINGS.map(without_imports).concat() + FOLLOW;
+    [HEAD.to_owned() + "\n", POLICIES.to_owned(), end]
+}
+
+/// What a plan's own file has: what is said about it, and its decisions.
+pub(crate) fn parts(plan: &PlanDocument) -> (String, String) {
+    let mut text = String::new();
     let mut policies: HashMap<Vec<(&str, Decision)>, usize> = HashMap::new();
     let mut places: HashMap<(usize, usize), usize> = HashMap::new();
     // Regions with one policy, in the order in which the policies come.
@@ -57,7 +70,7 @@ pub fn plan_python(plan: &PlanDocument) -> String {
             let _ = writeln!(text, "{INDENT}(POLICY_{policy}, {call}, [\n{}{INDENT}]),", wrapped(&paths, 2));
         }
     }
-    text + "]\n" + MISMATCH + &SURROUNDINGS.map(without_imports).concat() + FOLLOW
+    (about(plan), text)
 }
 
 /// A file of the package without its description and imports, which the emitted file has at its head.

@@ -76,6 +76,14 @@ pub enum Error {
         Opt("precision").to("mixed"), Opt("fsdp").to("GPUS")
     )]
     MixedWithoutSharding,
+    /// A port that cannot be listened on.
+    #[error("cannot listen on 127.0.0.1:{port}: {source}; give another {}, or none for any that is free", Opt("port"))]
+    Port {
+        /// The port; 0 for any.
+        port: u16,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A source is a directory.
     #[error("{} is a directory; give {}", path.display(), path.join("config.json").display())]
     Directory {
@@ -209,6 +217,40 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// A model id that the local cache of the hub does not have.
+    #[error(
+        "`{id}` is neither a file nor a model in the Hugging Face cache, {}; nothing is downloaded here: fetch its config with \
+         `hf download {id} config.json`, give a config.json, or a model that `rematic models` lists", cache.display()
+    )]
+    NotInHub {
+        /// The id.
+        id: String,
+        /// The cache.
+        cache: PathBuf,
+    },
+    /// No Python can capture the model.
+    #[error(
+        "{why}. Its step can be captured with transformers, but {} rematic and transformers; install them, and run it again:\n  \
+         pip install rematic torch transformers\n  {}=python3 rematic stats {name}",
+        no_python(tried),
+        crate::PYTHON
+    )]
+    NoPython {
+        /// The model.
+        name: String,
+        /// Why it is not native.
+        why: String,
+        /// The Pythons that were tried.
+        tried: Vec<String>,
+    },
+    /// Python cannot capture the model.
+    #[error("{name} cannot be captured: {reason}")]
+    Capture {
+        /// The model.
+        name: String,
+        /// Why.
+        reason: String,
+    },
     /// A plan alone does not say what its model does.
     #[error(
         "{} is a plan for `{model}`, which is not a built-in model; give its trace, and the plan with {}",
@@ -242,4 +284,12 @@ pub enum Error {
         /// The option.
         option: Opt,
     },
+}
+
+/// `neither a nor b has`.
+fn no_python(tried: &[String]) -> String {
+    match tried {
+        [only] => format!("`{only}` does not have"),
+        several => format!("neither {} has", several.join(" nor ")),
+    }
 }

@@ -21,6 +21,8 @@ pub mod cli;
 mod connection;
 mod error;
 mod fit;
+mod foreign;
+mod hub;
 mod lock;
 mod milp;
 pub mod options;
@@ -36,6 +38,7 @@ mod target;
 pub use connection::{Link, Network, NoConnection};
 pub use error::Error;
 pub use fit::{FitRequest, Fixed, MOST_GPUS, SourceSteps, StepSize, Steps};
+pub use foreign::{Foreign, PYTHON};
 pub use lock::{Lock, LockedStep};
 pub use milp::{MilpAnswer, replay_milp};
 pub use page::{PageAnswer, PageOptions};
@@ -54,10 +57,11 @@ pub use rematic_plan::{
 pub use rematic_rehearsal::{Card, Record, Rehearsal, RehearsalError};
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
-    Changed, CheckReport, ChromeTrace, CurvePoint, CurveReport, Difference, ExplanationReport, Figures, Fit, FitAnswer, FitFound, FitQuestion, FitSetup, FitValue, Memory, MilpReport, Pace, PlanReport, Prediction,
-    RehearsalReport, SavedPage, SavedReport, Setup, SnapshotPage, SnapshotReport, StatsReport, Style, Ways, devices_json,
-    devices_text, models_json, models_text, plan_html, plan_python, timeline_csv, trace_html, trace_text, variants_html,
-    variants_text, visible,
+    Changed, CheckReport, ChromeTrace, CurvePoint, CurveReport, Difference, ExplanationReport, ExploreAnswer,
+    ExploreChoice, ExploreCurve, ExplorePage, Figures, Fit, FitAnswer, FitFound, FitQuestion, FitSetup, FitValue, Memory,
+    MilpReport, Pace, PlanReport, Prediction, RehearsalReport, SavedPage, SavedReport, Setup, SnapshotPage,
+    SnapshotReport, StatsReport, Style, Ways, devices_json, devices_text, explore_refusal, models_json, models_text,
+    plan_html, plan_python, timeline_csv, trace_html, trace_text, variants_html, variants_text, visible,
 };
 pub use rematic_snapshot::{Snapshot, SnapshotError, Story};
 pub use rematic_torch::{

@@ -9,6 +9,8 @@ use crate::planning::{MilpSettings, Planner};
 
 /// The device that times are for.
 pub const DEVICE: &str = "h100";
+/// The model that exploring begins with.
+pub const MODEL: &str = "llama-3-8b";
 /// How many budgets a curve and a page have plans for.
 pub const POINTS: u32 = 50;
 /// Where a page is written.

@@ -17,6 +17,8 @@ pub struct PageOptions {
     pub plan: Option<PlanDocument>,
     /// How many budgets to plan for, at least 2.
     pub points: usize,
+    /// The command that plans this step, but for the budget, to be copied; `None` if there is none.
+    pub command: Option<String>,
 }
 
 /// A page, and the step that it shows.
@@ -43,6 +45,7 @@ impl Study {
         }
         let (trace, problem) = (&*self.trace, self.problem()?);
         let for_device = options.budget.is_none() && options.plan.is_none() && self.is_cuda();
+        let command = options.command.clone();
         self.limits.cancel.catch(|| {
             let points = problem.curve(options.points, progress);
             let (budget, solution) = self.chosen(problem, &points, options)?;
@@ -67,6 +70,7 @@ impl Study {
                 costs: &self.costs,
                 regions: problem.regions(),
                 device,
+                command: command.as_deref(),
                 on_device,
                 paces: (self.pace(), &pace),
                 allocator: self.allocator(),

@@ -3,10 +3,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use rematic_fake::FakeError;
 use rematic_fake::models::{BUILTIN, Model, Options};
 use rematic_trace::{Opt, StepTrace};
 
 use crate::error::Error;
+use crate::foreign::Foreign;
+use crate::hub;
 
 /// The most of a config file that is read. Real ones have a few kilobytes.
 const CONFIG_LIMIT: u64 = 16 << 20;
@@ -16,13 +19,15 @@ const CONFIG_LIMIT: u64 = 16 << 20;
 pub enum Source {
     /// A model, built in or from a config file.
     Model(Box<Model>),
+    /// A model that has no native front end, and is captured with Python.
+    Foreign(Foreign),
     /// A saved trace.
     Trace(PathBuf),
 }
 
 impl Source {
-    /// A built-in model's name, the path of a Hugging Face `config.json`, or the path of a saved trace. A trace is known
-    /// by its content, whatever its name.
+    /// A built-in model's name, the path of a Hugging Face `config.json`, the id of a model in the local cache of the hub,
+    /// or the path of a saved trace. A trace is known by its content, whatever its name.
     ///
     /// # Errors
     /// If it is none of these, or the config is not one that is supported.
@@ -35,12 +40,25 @@ impl Source {
             return Ok(Source::Trace(path.to_owned()));
         }
         let looks_like_a_path = path.extension() == Some(OsStr::new("json")) || path.components().count() > 1;
+        if !path.exists() && hub::is_id(name) && path.extension() != Some(OsStr::new("json")) {
+            let cache = hub::cache();
+            return match hub::config(&cache, name) {
+                Some(config) => Source::of_file(name, &config),
+                None if looks_like_a_path => Err(Error::NotInHub { id: name.to_owned(), cache }),
+                None => Ok(Source::Model(Box::new(Model::builtin(name)?))),
+            };
+        }
         if !looks_like_a_path && !path.exists() {
             return Ok(Source::Model(Box::new(Model::builtin(name)?)));
         }
         if path.is_dir() {
             return Err(Error::Directory { path: path.to_owned() });
         }
+        Source::of_file(name, path)
+    }
+
+    /// What a file holds: a trace, or a config of a model that is called `name`.
+    fn of_file(name: &str, path: &Path) -> Result<Source, Error> {
         let failed = |source| Error::Read { path: path.to_owned(), source };
         let start = read(path).map_err(failed)?;
         if StepTrace::recognizes(&start) {
@@ -51,7 +69,21 @@ impl Source {
         }
         let text = String::from_utf8(start)
             .map_err(|_| failed(io::Error::new(io::ErrorKind::InvalidData, "it is not text in UTF-8")))?;
-        Ok(Source::Model(Box::new(Model::from_config(name, &text)?)))
+        Source::of_config(name, &text)
+    }
+
+    /// The model that the text of a `config.json` describes: native, or captured with Python if there is no such model.
+    ///
+    /// # Errors
+    /// If the text is not JSON, lacks a field, or describes a model that is not supported.
+    pub fn of_config(name: &str, text: &str) -> Result<Source, Error> {
+        match Model::from_config(name, text) {
+            Ok(model) => Ok(Source::Model(Box::new(model))),
+            Err(why @ (FakeError::UnsupportedFamily { .. } | FakeError::UnsupportedFeature { .. })) => {
+                Ok(Source::Foreign(Foreign::new(name, &why.to_string(), text)))
+            }
+            Err(other) => Err(other.into()),
+        }
     }
 
     /// The trace of one step.
@@ -61,6 +93,7 @@ impl Source {
     pub fn trace(self, options: &Options) -> Result<StepTrace, Error> {
         match self {
             Source::Model(model) => Ok(model.with(options)?.trace()?),
+            Source::Foreign(model) => model.trace(options),
             Source::Trace(path) => match given(options) {
                 Some(option) => Err(Error::OptionsForTrace { path, option }),
                 None => Ok(StepTrace::read(&path)?),

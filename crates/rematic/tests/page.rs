@@ -7,7 +7,7 @@ fn page(trace: &StepTrace, budget: Option<&str>) -> PageAnswer {
     let target = Target::find("h100", None, CostSource::Rule(CostRule::Physical)).unwrap();
     let budget = budget.map(|budget| budget.parse().unwrap());
     let study = Study::new(trace.clone(), target, Limits::default()).unwrap();
-    study.page(PageOptions { budget, plan: None, points: 50 }, || {}).unwrap()
+    study.page(PageOptions { budget, points: 50, ..PageOptions::default() }, || {}).unwrap()
 }
 
 fn document(html: &str) -> Value {

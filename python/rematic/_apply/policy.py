@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rematic._core import Region
-from rematic._model.collectives import COLLECTIVES, is_wait
+from rematic._model.collectives import COLLECTIVES, is_wait, is_wait_named
 
 from .errors import Mismatch
 
@@ -27,7 +27,7 @@ BATCH_NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default, at
 ACTED_ON = (*BATCH_NORMS, TO_COPY)
 
 READ = aten._local_scalar_dense.default
-LEFT_OUT = ("detach.default", "lift_fresh.default", "_local_scalar_dense.default")
+_PASSING = ("detach.default", "lift_fresh.default", "_local_scalar_dense.default")
 # Where torch writes tensors as text.
 _TEXTS = torch._tensor_str.__file__
 
@@ -37,6 +37,11 @@ def passes(func: Any) -> bool:
     if func is DETACH or func is LIFT or func is READ or func.namespace in UNRECORDED:
         return True
     return func.namespace in COLLECTIVES and is_wait(func)
+
+
+def passes_named(name: str) -> bool:
+    """The same by its name, as plans spell it."""
+    return name in _PASSING or is_wait_named(name)
 
 
 def makes_text() -> bool:
@@ -58,14 +63,14 @@ class Policy:
     """The operators of a region in order, and whether their outputs are saved.
 
     Checkpointing itself detaches what autograd saves, once in forward and in other places when it recomputes. `detach` makes no
-    memory and is left out on both sides. So is `lift_fresh`, by which numbers of the code become tensors, and the reading of
-    one number, which a message about the tensor does on some devices.
+    memory and is left out on both sides. So is `lift_fresh`, by which numbers of the code become tensors, the reading of one
+    number, which a message about the tensor does on some devices, and what only waits for a collective.
     """
 
     def __init__(self, module: str, call: int, decisions: list[tuple[str, bool]]) -> None:
         self.module = module
         self.call = call
-        listed = [(index, name, saved) for index, (name, saved) in enumerate(decisions) if name not in LEFT_OUT]
+        listed = [(index, name, saved) for index, (name, saved) in enumerate(decisions) if not passes_named(name)]
         self.length = len(decisions)
         self.positions = [index for index, _, _ in listed]
         self.names = [name for _, name, _ in listed]

@@ -168,14 +168,15 @@ def _exceeds(real: int, promised: int) -> bool:
 
 def _warn(what: str, real: int, promised: int) -> None:
     warn(
-        f"{what} {_size(real)} in memory, {100 * (real / max(promised, 1) - 1):.1f} % above the {_size(promised)} that the plan "
-        "promises. Something holds tensors that the capture did not see, such as a list of outputs that grows, experts get "
-        "other shares than was assumed, or the inputs are larger than those that were captured; capture the step as it "
+        f"{what} {size_in_words(real)} in memory, {100 * (real / max(promised, 1) - 1):.1f} % above the {size_in_words(promised)} "
+        "that the plan promises. Something holds tensors that the capture did not see, such as a list of outputs that grows, experts "
+        "get other shares than was assumed, or the inputs are larger than those that were captured; capture the step as it "
         "runs, or leave that much room in the budget"
     )
 
 
-def _size(size: int) -> str:
+def size_in_words(size: int) -> str:
+    """Bytes as people say them."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
 
 

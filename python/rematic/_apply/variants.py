@@ -19,7 +19,7 @@ from rematic._core import Plan
 from rematic._model.signature import INPUTS, NEXT, Signature
 
 from .choice import Choice, Policies, let_go
-from .policy import LEFT_OUT, Policy, makes_text, name_of, passes
+from .policy import Policy, makes_text, name_of, passes, passes_named
 
 if TYPE_CHECKING:
     from .modes import Kept
@@ -57,7 +57,7 @@ class Variants:
         self.all = [
             Variant(
                 variant.name,
-                tuple(name for name in variant.opening if name not in LEFT_OUT),
+                tuple(name for name in variant.opening if not passes_named(name)),
                 tuple(Signature.read(text) for text in variant.facts.get(INPUTS, "").split(NEXT)),
                 variant.baseline_peak,
             )

@@ -306,8 +306,8 @@ def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
 def _check_layout(model: nn.Module, plan: Plan) -> None:
     """Refuses a plan for another number of GPUs than a model is spread over."""
     mesh = mesh_of(model)
-    # A plan for one device, or a model that is yet to be spread, says nothing of it.
-    if mesh is not None and plan.world_size not in (1, mesh.size()):
+    # A plan for one device, or a model that is yet to be spread along other axes of its mesh, says nothing of it.
+    if mesh is not None and plan.world_size not in (1, mesh.size(), mesh._get_root_mesh().size()):
         raise PlanError(
             f"The plan is for one of {plan.world_size} GPUs, and this model is spread over {mesh.size()} of them; capture and plan it "
             "as it is spread"

@@ -173,9 +173,10 @@ def _run_on_cuda(call: Call) -> Tensor:
         return out[..., :width] if missing else out
     bias = _as_bias(call.mask, q.dtype)
     if kernel is SDPBackend.EFFICIENT_ATTENTION:
-        aligned = None if bias is None else _aligned_bias(bias, q, k)
+        # It takes the place of the other one, which goes before the kernel runs.
+        bias = None if bias is None else _aligned_bias(bias, q, k)
         return aten._scaled_dot_product_efficient_attention(
-            q, k, v, aligned, _needs_grad(q, k, v, call.mask), call.dropout, call.causal, scale=scale
+            q, k, v, bias, _needs_grad(q, k, v, call.mask), call.dropout, call.causal, scale=scale
         )[0]
     return aten._scaled_dot_product_attention_math(
         q, k, v, bias, call.dropout, call.causal, scale=scale, enable_gqa=call.grouped

@@ -178,7 +178,12 @@ class Slots:
         self._item = item
         listed = [vars(kind).get("__slots__", ()) for kind in type(item).__mro__]
         names = [name for slots in listed for name in ((slots,) if isinstance(slots, str) else slots)]
-        self.names = [name for name in names if name not in ("__dict__", "__weakref__") and not name.startswith("__")]
+        # A class below may have a property of that name, which is no attribute.
+        self.names = [
+            name
+            for name in names
+            if not name.startswith("__") and isinstance(getattr(type(item), name, None), types.MemberDescriptorType)
+        ]
 
     def _present(self) -> dict[str, Any]:
         return {name: getattr(self._item, name) for name in self.names if hasattr(self._item, name)}

@@ -175,6 +175,9 @@ class Recorder(Calls):
         row_id = self.storage_before_step(tensor, "other") if row is None else row.row
         layout = (tensor.dtype, tensor.shape, tensor.stride())
         op = self._nodes.op(number)
+        if op is not None and op < (self.storages[row_id][2] or 0):
+            # The forward of an `autograd.Function` saves, when it is over, what its later operators have made.
+            op = len(self.ops) - 1
         requires_grad = whole.requires_grad
         wrap = like(whole)
         if op is None:

@@ -70,7 +70,7 @@ def document(
 
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
         output = copied(*inputs[0], **inputs[1])
-        _loss_of(output, loss).backward()
+        loss_of(output, loss).backward()
         if stepper is not None:
             stepper.step()
             stepper.zero_grad()
@@ -138,7 +138,8 @@ def capture_step(
     return Trace.from_bytes(document_of_step(fn, model, optimizer, device=device, eval_mode=eval_mode))
 
 
-def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
+def loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
+    """What a step goes backward from: what `loss` gives, or what the model says itself."""
     if loss is not None:
         value = loss(output)
         if not isinstance(value, Tensor) or value.numel() != 1:

@@ -39,6 +39,11 @@ def is_wait(func: Any) -> bool:
     return func._opname in _WAITS
 
 
+def is_wait_named(name: str) -> bool:
+    """The same by the name of one, as a trace spells it."""
+    return any(name.startswith(f"{namespace}.{wait}.") for namespace in COLLECTIVES for wait in _WAITS)
+
+
 def kind_of(func: Any) -> str | None:
     """What a collective does between ranks."""
     return next((kind for name, kind in _KINDS.items() if func._opname.startswith(name)), None)

@@ -46,6 +46,35 @@ pub const BUILTIN: &[Builtin] = &[
     },
     Builtin { name: "qwen2.5-7b", description: "Qwen2.5 7B", config: Some(include_str!("builtin/qwen2.5-7b.json")) },
     Builtin { name: "qwen3-8b", description: "Qwen3 8B", config: Some(include_str!("builtin/qwen3-8b.json")) },
+    Builtin { name: "gemma-2-2b", description: "Gemma 2 2B", config: Some(include_str!("builtin/gemma-2-2b.json")) },
+    Builtin { name: "gemma-2-9b", description: "Gemma 2 9B", config: Some(include_str!("builtin/gemma-2-9b.json")) },
+    Builtin { name: "gemma-2-27b", description: "Gemma 2 27B", config: Some(include_str!("builtin/gemma-2-27b.json")) },
+    Builtin {
+        name: "gemma-3-1b",
+        description: "Gemma 3 1B, text",
+        config: Some(include_str!("builtin/gemma-3-1b.json")),
+    },
+    Builtin {
+        name: "phi-4",
+        description: "Phi-4, 14.7 B parameters",
+        config: Some(include_str!("builtin/phi-4.json")),
+    },
+    Builtin { name: "olmo-2-7b", description: "OLMo 2 7B", config: Some(include_str!("builtin/olmo-2-7b.json")) },
+    Builtin {
+        name: "command-r",
+        description: "Command R, 35 B parameters",
+        config: Some(include_str!("builtin/command-r.json")),
+    },
+    Builtin {
+        name: "mixtral-8x7b",
+        description: "Mixtral 8x7B, 46.7 B parameters",
+        config: Some(include_str!("builtin/mixtral-8x7b.json")),
+    },
+    Builtin {
+        name: "qwen3-30b-a3b",
+        description: "Qwen3 30B-A3B",
+        config: Some(include_str!("builtin/qwen3-30b-a3b.json")),
+    },
 ];
 
 /// A question that names the nearest built-in model, if one is near; capitals do not count.

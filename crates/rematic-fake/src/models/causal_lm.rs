@@ -90,10 +90,19 @@ pub(super) fn skip_causal_mask(positions: &Tensor, batch: u64) {
 /// that causality says it all.
 pub(super) fn sliding_window_mask(positions: &Tensor, batch: u64, window: u64) -> Option<Tensor> {
     skip_causal_mask(positions, batch);
+    (positions.size(1) >= window).then(|| boolean_mask(positions, batch, true))
+}
+
+/// The mask of attention that plain operators compute: numbers to add to the scores, with a window or without.
+pub(super) fn eager_mask(positions: &Tensor, batch: u64, windowed: bool, dtype: Dtype) -> Tensor {
+    skip_causal_mask(positions, batch);
+    let mask = boolean_mask(positions, batch, windowed);
+    mask.as_numbers(dtype)
+}
+
+/// `sdpa_mask`: true where a position sees another: one before it, within the window if there is one.
+fn boolean_mask(positions: &Tensor, batch: u64, windowed: bool) -> Tensor {
     let (tape, seq) = (positions.tape(), positions.size(1));
-    if seq < window {
-        return None;
-    }
     let batches = Tensor::arange(tape, batch, ArangeOverload::End);
     let heads = Tensor::arange(tape, 1, ArangeOverload::End);
     let indices = || {
@@ -106,20 +115,23 @@ pub(super) fn sliding_window_mask(positions: &Tensor, batch: u64, window: u64) -
     let _heads = heads.unsqueeze(0).unsqueeze(2).unsqueeze(3);
     let of_queries = queries.unsqueeze(0).unsqueeze(1).unsqueeze(3);
     let of_keys = keys.unsqueeze(0).unsqueeze(1).unsqueeze(2);
-    let mut mask = of_queries.new_ones(Dtype::Bool);
-    mask = {
-        let near = {
-            let first = of_queries.map("sub.Tensor");
-            of_keys.compare("gt.Tensor", &first)
+    let past = || of_keys.compare("le.Tensor", &of_queries);
+    let mut mask = if windowed {
+        let mut mask = of_queries.new_ones(Dtype::Bool);
+        mask = {
+            let near = {
+                let first = of_queries.map("sub.Tensor");
+                of_keys.compare("gt.Tensor", &first)
+            };
+            mask.zip("bitwise_and.Tensor", &near)
         };
-        mask.zip("bitwise_and.Tensor", &near)
-    };
-    mask = {
-        let past = of_keys.compare("le.Tensor", &of_queries);
+        let past = past();
         mask.zip("bitwise_and.Tensor", &past)
+    } else {
+        past()
     };
     mask = mask.expand(&[batch, 1, seq, seq]);
-    Some(mask)
+    mask
 }
 
 /// `sdpa_attention_forward`, up to its transposed output.
@@ -141,6 +153,49 @@ pub(super) fn attend(
     let attended = attention.attend(queries, keys, values, mask);
     let transposed = attended.transpose(1, 2);
     transposed.contiguous()
+}
+
+/// `eager_attention_forward`, up to its transposed output; and the weights, which are returned too.
+pub(super) fn attend_eagerly(
+    attention: Attention,
+    [queries, keys, values]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    capped: bool,
+) -> (Tensor, Tensor) {
+    let group = queries.size(1) / keys.size(1).max(1);
+    let repeated = |heads: &Tensor| if group > 1 { repeat_kv(heads, group) } else { heads.clone() };
+    let (keys, values) = (repeated(keys), repeated(values));
+    let mut weights = {
+        let scores = {
+            let flipped = keys.transpose(2, 3);
+            queries.batched_matmul(&flipped)
+        };
+        scores.mul_scalar()
+    };
+    if capped {
+        weights = softcap(weights);
+    }
+    if let Some(mask) = mask {
+        weights = weights.add(mask);
+    }
+    weights = {
+        let single = weights.softmax_in_single();
+        single.to(queries.dtype())
+    };
+    weights = weights.dropout(attention.dropout);
+    let mut output = weights.batched_matmul(&values);
+    output = {
+        let transposed = output.transpose(1, 2);
+        transposed.contiguous()
+    };
+    (output, weights)
+}
+
+/// `tanh(x / c) * c`, a variable that is written three times.
+pub(super) fn softcap(mut values: Tensor) -> Tensor {
+    values = values.div_scalar();
+    values = values.tanh();
+    values.mul_scalar()
 }
 
 fn repeat_kv(heads: &Tensor, group: u64) -> Tensor {
@@ -166,15 +221,16 @@ pub(super) fn causal_lm_loss(logits: &Tensor, labels: &Tensor, group: Option<Ten
     }
 }
 
-/// The last hidden states through the output layer, and the loss.
+/// The last hidden states through the output layer, whose result is scaled, and the loss.
 pub(super) fn lm_outputs(
     hidden: &Tensor,
     lm_head: &crate::nn::Linear,
+    scale: impl FnOnce(Tensor) -> Tensor,
     labels: &Tensor,
     group: Option<TensorParallel>,
 ) -> (Tensor, Tensor) {
     let hidden = hidden.alias();
-    let logits = lm_head.forward_gathered(&hidden, group);
+    let logits = scale(lm_head.forward_gathered(&hidden, group));
     let loss = causal_lm_loss(&logits, labels, group);
     (loss, logits)
 }

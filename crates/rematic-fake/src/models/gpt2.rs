@@ -45,7 +45,7 @@ impl Gpt2LmHeadModel {
         // Token ids and labels.
         self.scope.call_with(&[], &[tokens, tokens], || {
             let hidden = self.transformer.forward(tokens);
-            causal_lm::lm_outputs(&hidden, &self.lm_head, tokens, None)
+            causal_lm::lm_outputs(&hidden, &self.lm_head, |logits| logits, tokens, None)
         })
     }
 }

@@ -3,16 +3,18 @@
 mod builtin;
 mod causal_lm;
 mod config;
+mod decoder;
 mod gpt2;
-mod llama;
+mod gpt_neox;
 mod seed_transformer;
 mod sharing;
 
 use rematic_trace::{Dtype, Opt, StepTrace};
 
 pub use self::builtin::{BUILTIN, Builtin};
+use self::decoder::{Decoder, DecoderConfig};
+use self::gpt_neox::{GptNeoxConfig, GptNeoxForCausalLm};
 use self::gpt2::{Gpt2Config, Gpt2LmHeadModel};
-use self::llama::{LlamaConfig, LlamaForCausalLm};
 use self::seed_transformer::SeedTransformer;
 use crate::error::FakeError;
 use crate::optimizer::Optimizer;
@@ -69,7 +71,8 @@ impl Options {
 enum Architecture {
     Seed(SeedTransformer),
     Gpt2(Gpt2Config),
-    Llama(LlamaConfig),
+    GptNeox(GptNeoxConfig),
+    Decoder(DecoderConfig),
 }
 
 /// A model and the step that it is trained with.
@@ -182,11 +185,7 @@ impl Model {
         }
         for (option, value) in [("dim", options.dim), ("heads", options.heads), ("vocab", options.vocab)] {
             if value.is_some() {
-                return Err(FakeError::UnknownOption {
-                    model: self.name.clone(),
-                    name: Opt(option).to_string(),
-                    known: format!("{}; its sizes come from its config", known_options()),
-                });
+                return Err(FakeError::unknown_option(&self.name, Opt(option)));
             }
         }
         match &mut self.architecture {
@@ -196,9 +195,17 @@ impl Model {
                     (gpt2.resid_dropout, gpt2.embd_dropout, gpt2.attn_dropout) = (dropout, dropout, dropout);
                 }
             }
-            Architecture::Llama(llama) => {
-                set(&mut llama.layers, options.layers);
-                llama.attention_dropout = options.dropout.unwrap_or(llama.attention_dropout);
+            Architecture::GptNeox(neox) => {
+                set(&mut neox.layers, options.layers);
+                if let Some(dropout) = options.dropout {
+                    (neox.attention_dropout, neox.hidden_dropout) = (dropout, dropout);
+                }
+            }
+            Architecture::Decoder(decoder) => {
+                set(&mut decoder.layers, options.layers);
+                if let Some(dropout) = options.dropout {
+                    (decoder.attention_dropout, decoder.resid_dropout) = (dropout, dropout);
+                }
             }
             Architecture::Seed(_) => {}
         }
@@ -221,14 +228,18 @@ impl Model {
             let rule = format!("{} GPUs have the ranks 0 to {}", ranks, ranks - 1);
             return Err(out_of_range("tp-rank", rank, &rule));
         }
-        let Architecture::Llama(llama) = &mut self.architecture else {
+        let shared = match &mut self.architecture {
+            Architecture::Decoder(decoder) if decoder.family.can_be_shared() => Some(decoder),
+            _ => None,
+        };
+        let Some(decoder) = shared else {
             return Err(FakeError::NotParallel {
                 model: self.name.clone(),
                 option: Opt("tp").to_string(),
                 instead: Opt("fsdp").to_string(),
             });
         };
-        llama.group = Some(TensorParallel { ranks, rank });
+        decoder.group = Some(TensorParallel { ranks, rank });
         Ok(())
     }
 
@@ -249,11 +260,19 @@ impl Model {
                 }
                 gpt2.layers
             }
-            Architecture::Llama(llama) => {
-                if let Some(group) = llama.group {
-                    sharing::check(&self.name, llama, group, self.seq)?;
+            Architecture::GptNeox(neox) => neox.layers,
+            Architecture::Decoder(decoder) => {
+                if let Some(group) = decoder.group {
+                    sharing::check(&self.name, decoder, group, self.seq)?;
                 }
-                llama.layers
+                if decoder.computes_attention_plainly() && self.attention != AttentionKernel::Auto {
+                    let rule = format!(
+                        "{} computes attention with plain operators (soft-capping); drop the option",
+                        self.name
+                    );
+                    return Err(out_of_range("attention", self.attention, &rule));
+                }
+                decoder.layers
             }
         };
         if layers > MAX_LAYERS {
@@ -286,11 +305,16 @@ impl Model {
                 let tokens = tape.input(Dtype::I64, &tokens);
                 Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), loss_of)
             }
-            Architecture::Llama(config) => {
+            Architecture::GptNeox(config) => {
+                let model = GptNeoxForCausalLm::new(&tape, config, self.dtype, self.attention);
+                let tokens = tape.input(Dtype::I64, &tokens);
+                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), loss_of)
+            }
+            Architecture::Decoder(config) => {
                 if let Some(group) = config.group {
                     tape.share(group);
                 }
-                let model = LlamaForCausalLm::new(&tape, config, self.dtype, self.attention);
+                let model = Decoder::new(&tape, config, self.dtype, self.attention);
                 let tokens = tape.input(Dtype::I64, &tokens);
                 let positions = config.group.map(|_| tape.input(Dtype::I64, &[1, self.seq]));
                 Step::new(&tape, self.optimizer).run(|| model.forward(&tokens, positions.as_ref()), loss_of)
@@ -302,6 +326,15 @@ impl Model {
 /// The first output of the Hugging Face models; the second is the logits.
 fn loss_of((loss, _): &(Tensor, Tensor)) -> Tensor {
     loss.clone()
+}
+
+impl FakeError {
+    /// A model that is given by its config has no such option.
+    #[must_use]
+    pub fn unknown_option(model: &str, option: Opt) -> Self {
+        let known = format!("{}; its sizes come from its config", known_options());
+        FakeError::UnknownOption { model: model.to_owned(), name: option.to_string(), known }
+    }
 }
 
 /// The options of every model.

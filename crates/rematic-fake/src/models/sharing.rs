@@ -2,13 +2,13 @@
 
 use rematic_trace::Opt;
 
-use super::llama::LlamaConfig;
+use super::decoder::DecoderConfig;
 use super::out_of_range;
 use crate::error::FakeError;
 use crate::parallel::TensorParallel;
 
 /// Whether PyTorch runs the step when `parallelize_module` deals the model out to these ranks.
-pub(super) fn check(name: &str, config: &LlamaConfig, group: TensorParallel, seq: u64) -> Result<(), FakeError> {
+pub(super) fn check(name: &str, config: &DecoderConfig, group: TensorParallel, seq: u64) -> Result<(), FakeError> {
     let ranks = u64::from(group.ranks);
     let cut = [
         ("attention heads", config.heads),

@@ -99,6 +99,8 @@ impl Conv1d {
 pub struct Embedding {
     scope: Scope,
     weight: Tensor,
+    /// A number by which the vectors are scaled, as a tensor.
+    scale: Option<Tensor>,
 }
 
 impl Embedding {
@@ -107,7 +109,15 @@ impl Embedding {
     pub fn new(parent: &Scope, name: &str, count: u64, width: u64) -> Self {
         let scope = parent.child(name, "Embedding");
         let weight = scope.parameter("weight", &[count, width]);
-        Embedding { scope, weight }
+        Embedding { scope, weight, scale: None }
+    }
+
+    /// `count` vectors of `width` that are scaled after they are looked up, as Gemma's are; `class` is the Python class.
+    pub(crate) fn scaled(parent: &Scope, name: &str, class: &str, count: u64, width: u64) -> Self {
+        let scope = parent.child(name, class);
+        let weight = scope.parameter("weight", &[count, width]);
+        let scale = scope.buffer("embed_scale", weight.dtype(), &[]);
+        Embedding { scope, weight, scale: Some(scale) }
     }
 
     /// The rank's rows of `count` vectors of `width`.
@@ -115,7 +125,7 @@ impl Embedding {
         let scope = parent.child(name, "Embedding");
         let spread = Spread::Whole(group, vec![count, width]);
         let weight = scope.parameter_of("weight", &[group.share(count), width], spread);
-        Embedding { scope, weight }
+        Embedding { scope, weight, scale: None }
     }
 
     /// Looks vectors up in a table that lies on several ranks (`RowwiseParallel`): the rank's part of the sequence.
@@ -147,7 +157,13 @@ impl Embedding {
     /// Looks vectors up.
     #[must_use]
     pub fn forward(&self, indices: &Tensor) -> Tensor {
-        self.scope.call(&[indices], || self.weight.embedding(indices))
+        self.scope.call(&[indices], || {
+            let rows = self.weight.embedding(indices);
+            match &self.scale {
+                Some(scale) => rows.mul(scale),
+                None => rows,
+            }
+        })
     }
 }
 

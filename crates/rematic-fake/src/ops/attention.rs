@@ -322,6 +322,17 @@ impl Tensor {
         self.tape().launch_one(Kernel::new("where.self", &[self, &zero, &infinity], vec![Out::New(layout)]))
     }
 
+    /// As [`Self::as_bias`], as transformers makes it of the least number of a type: 0 is a tensor, the other a number.
+    pub(crate) fn as_numbers(&self, dtype: Dtype) -> Tensor {
+        let number = |name| {
+            let layout = Layout::contiguous(dtype, &[]);
+            self.tape().launch_one(Kernel::new(name, &[], vec![Out::New(layout)]))
+        };
+        let (zero, least) = (number("zeros.default"), number("scalar_tensor.default"));
+        let layout = elementwise_layout(dtype, &[self.layout()]).unwrap_or_else(|| self.layout().clone());
+        self.tape().launch_one(Kernel::new("where.self", &[self, &zero, &least], vec![Out::New(layout)]))
+    }
+
     /// The bias with its rows aligned, padded if need be, and expanded over the heads.
     fn aligned_bias(self, query: &Tensor, key: &Tensor) -> Tensor {
         let (keys, strides) = (self.size(-1), &self.layout().strides);
@@ -375,7 +386,7 @@ impl Tensor {
     }
 
     /// The product over the last two dimensions of two tensors of rank four, as `torch.matmul` runs it.
-    fn batched_matmul(&self, other: &Tensor) -> Tensor {
+    pub(crate) fn batched_matmul(&self, other: &Tensor) -> Tensor {
         let [batch, heads, rows, inner] = *self.shape() else { return self.clone() };
         let columns = other.size(3);
         let stack = batch.saturating_mul(heads);

@@ -134,6 +134,20 @@ impl Tensor {
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
+    /// `self - other`.
+    #[must_use]
+    pub fn sub(&self, other: &Tensor) -> Tensor {
+        let out = self.elementwise("sub.Tensor", &[other], promoted(self.dtype(), other.dtype()));
+        let kernel = Kernel::new("sub.Tensor", &[self, other], vec![out]);
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            let gradient = gradients.output();
+            let for_other = gradients.wanted[1].then(|| gradient.map("neg.default"));
+            vec![gradients.wanted[0].then(|| gradient.clone()), for_other]
+        });
+        let derivative = Derivative { inputs: &[self, other], saves: vec![], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     /// `self + number`.
     #[must_use]
     pub fn add_scalar(&self) -> Tensor {
@@ -193,6 +207,13 @@ impl Tensor {
     pub fn tanh(&self) -> Tensor {
         self.unary("tanh.default", vec![Slot::Output(0)], |gradients| {
             gradients.output().zip("tanh_backward.default", &gradients.saved[0])
+        })
+    }
+
+    /// `1 / (1 + exp(-self))`.
+    pub(crate) fn sigmoid(&self) -> Tensor {
+        self.unary("sigmoid.default", vec![Slot::Output(0)], |gradients| {
+            gradients.output().zip("sigmoid_backward.default", &gradients.saved[0])
         })
     }
 

@@ -11,6 +11,7 @@ mod matmul;
 mod norm;
 mod redistribute;
 mod reduce;
+mod routing;
 mod view;
 mod vocabulary;
 

@@ -38,6 +38,24 @@ impl Tensor {
         self.softmax_kernel("_softmax.default", "_softmax_backward_data.default")
     }
 
+    /// Softmax over the last dimension in fp32: half numbers are read as they are, others are converted first.
+    pub(crate) fn softmax_in_single(&self) -> Tensor {
+        if self.dtype() != Dtype::F16 {
+            let single = self.to(Dtype::F32);
+            return single.softmax_last();
+        }
+        let layout = Layout::contiguous(Dtype::F32, self.shape());
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let inputs = [gradients.output(), &gradients.saved[0]];
+            let name = "_softmax_backward_data.default";
+            vec![Some(gradients.tape.launch_one(Kernel::new(name, &inputs, vec![Out::New(own)])))]
+        });
+        let kernel = Kernel::new("_softmax.default", &[self], vec![Out::New(layout)]);
+        let derivative = Derivative { inputs: &[self], saves: vec![Slot::Output(0)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     /// Softmax over the last dimension that gives zeros for rows that are masked completely.
     pub(crate) fn safe_softmax(&self) -> Tensor {
         self.softmax_kernel("_safe_softmax.default", "_softmax_backward_data.default")

@@ -37,6 +37,20 @@ impl Tensor {
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
+    /// The sum over one dimension, which stays with extent 1 or goes.
+    pub(crate) fn sum_dim(&self, dim: isize, keep: bool) -> Tensor {
+        let axis = self.axis(dim);
+        let layout = Layout::contiguous(self.dtype(), &self.reduced_shape(&[axis], keep));
+        let shape = self.shape().to_vec();
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let gradient = gradients.output();
+            vec![Some(if keep { gradient.expand(&shape) } else { gradient.unsqueeze(dim).expand(&shape) })]
+        });
+        let kernel = Kernel::new("sum.dim_IntList", &[self], vec![Out::New(layout)]);
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     /// Undoes broadcasting: sums the dimensions that `shape` does not have or has with extent 1. Not differentiated.
     /// Takes the tensor, because it goes as soon as it is summed.
     pub(crate) fn sum_to(self, shape: &[u64]) -> Tensor {

@@ -271,6 +271,58 @@ impl Tensor {
         tape.launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
+    /// Every second element of the last dimension, from `start` on.
+    pub(crate) fn every_second(&self, start: u64) -> Tensor {
+        let mut layout = self.layout().clone();
+        if let (Some(extent), Some(stride)) = (layout.shape.last_mut(), layout.strides.last_mut()) {
+            *extent = extent.saturating_sub(start).div_ceil(2);
+            *stride = stride.saturating_mul(2);
+        }
+        let own = self.layout().clone();
+        self.viewed("slice.Tensor", layout, move |gradient| {
+            let full = Layout::contiguous(own.dtype, &own.shape);
+            gradient.tape().launch_one(Kernel::new("slice_backward.default", &[gradient], vec![Out::New(full)]))
+        })
+    }
+
+    /// Each element of the last dimension so many times, one after the other.
+    pub(crate) fn repeat_each(&self, times: u64) -> Tensor {
+        let mut wide = self.shape().to_vec();
+        wide.push(times);
+        let copy = {
+            let expanded = self.unsqueeze(-1).expand(&wide);
+            expanded.clone_contiguous()
+        };
+        let mut shape = self.shape().to_vec();
+        if let Some(extent) = shape.last_mut() {
+            *extent = extent.saturating_mul(times);
+        }
+        copy.view(&shape)
+    }
+
+    /// Joins tensors of one shape along a new last dimension.
+    pub(crate) fn stack_last(tensors: &[&Tensor]) -> Tensor {
+        let first = tensors[0];
+        let mut shape = first.shape().to_vec();
+        shape.push(tensors.len() as u64);
+        let count = tensors.len();
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            (0..count).map(|_| Some(gradients.output().select_last())).collect()
+        });
+        let layout = Layout::contiguous(first.dtype(), &shape);
+        let kernel = Kernel::new("stack.default", tensors, vec![Out::New(layout)]);
+        let derivative = Derivative { inputs: tensors, saves: vec![], backward };
+        first.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// One place of the last dimension, which goes; not differentiated.
+    fn select_last(&self) -> Tensor {
+        let mut layout = self.layout().clone();
+        layout.shape.pop();
+        layout.strides.pop();
+        self.tape().launch_one(Kernel::view("select.int", self, vec![Out::View(self, layout)]))
+    }
+
     /// The tensor itself if it lies row-major, otherwise a copy that does.
     #[must_use]
     pub fn contiguous(&self) -> Tensor {

@@ -182,7 +182,13 @@ impl<'a> Walk<'a> {
         for (at, &event) in self.trace.events().iter().enumerate() {
             match event {
                 Event::Op(op) => self.op(op)?,
-                Event::Drop(storage) => self.drop(storage),
+                Event::Drop(storage) => {
+                    // Of what forward made, `backward()` holds the gradient of the loss until all is reduced.
+                    if at > last_backward && self.is_of_forward(storage) {
+                        self.finish_backward();
+                    }
+                    self.drop(storage);
+                }
                 Event::Return(op) => self.made.push(Event::Return(self.ops[op])),
                 Event::Unsave(op) => self.made.push(Event::Unsave(self.ops[op])),
                 Event::Recategorize(storage, category) => self.recategorize(storage, category),
@@ -204,6 +210,11 @@ impl<'a> Walk<'a> {
         }
         self.finish_backward();
         if self.mixes { Err(Fsdp2Error::SeveralTypes) } else { Ok(()) }
+    }
+
+    fn is_of_forward(&self, storage: StorageId) -> bool {
+        let birth = self.trace.storages()[storage].birth;
+        birth.is_some_and(|op| self.trace.op(op).phase == Phase::Forward)
     }
 
     /// The gradient of a unit's output is that of another one's input, whose backward is over first.

@@ -95,7 +95,8 @@ impl Bound {
         let mut list = |more: Vec<(usize, usize, i64)>| {
             let start = changes.len();
             let moment = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
-            let change = |(from, until, bytes)| Change { from: moment(from), until: moment(until), bytes: bytes as f64 };
+            let change =
+                |(from, until, bytes)| Change { from: moment(from), until: moment(until), bytes: bytes as f64 };
             changes.extend(more.into_iter().map(change));
             start..changes.len()
         };

@@ -14,25 +14,31 @@ use rematic_replay::{Allocator, Checkpoint, Recording, Regions};
 use rematic_trace::{Bytes, Category, Decision, Millis, Module, StepTrace};
 use serde::Serialize;
 
-use crate::html::escaped;
+use crate::html::Template;
 use crate::memory::{Memory, OnDevice};
 use crate::pace::{Pace, PaceJson};
 use crate::regions::{self, Kind};
 use crate::setup::{Setup, SetupJson};
-use crate::{plan, stats};
+use crate::{plan, python, stats};
 pub use step::Origins;
 use step::{Numbering, Ops, Outline, Step};
 
-const HTML: &str = include_str!("web/page.html");
-const STYLE: &str = include_str!("web/page.css");
+const PAGE: Template =
+    Template { html: include_str!("web/page.html"), style: include_str!("web/page.css"), script: SCRIPT };
 const SCRIPT: &str = concat!(
     "\"use strict\";\n(() => {\n",
     include_str!("web/format.js"),
     include_str!("web/element.js"),
+    include_str!("web/copy.js"),
     include_str!("web/data.js"),
+    include_str!("web/bar.js"),
     include_str!("web/peak.js"),
+    include_str!("web/axis.js"),
     include_str!("web/memory.js"),
+    include_str!("web/readout.js"),
     include_str!("web/alive.js"),
+    include_str!("web/budgets.js"),
+    include_str!("web/copies.js"),
     include_str!("web/curve.js"),
     include_str!("web/modules.js"),
     include_str!("web/main.js"),
@@ -49,6 +55,8 @@ pub struct Page<'a> {
     pub regions: &'a Regions,
     /// The device that the time is for.
     pub device: &'a Device,
+    /// The command that plans the step, but for the budget; `None` if there is none.
+    pub command: Option<&'a str>,
     /// What the step under the chosen plan takes of it, and whether that decides; `None` on the CPU.
     pub on_device: Option<OnDevice<'a>>,
     /// How fast it goes as it is, and under the chosen plan.
@@ -73,6 +81,8 @@ pub struct PlanView {
     peak_bytes: Bytes,
     recompute_ms: Millis,
     lower_bound_ms: Millis,
+    forward_bytes: Option<Bytes>,
+    python: (String, String),
     quality: String,
     kinds: Vec<Kind>,
     regions: Vec<RegionView>,
@@ -87,6 +97,9 @@ struct RegionView {
     freed_bytes: Bytes,
     /// For each of its operators `s` (saved) or `r` (recomputed).
     policy: String,
+    call: usize,
+    discard: f64,
+    recompute_ms: Millis,
 }
 
 impl PlanView {
@@ -108,6 +121,9 @@ impl PlanView {
                 start: region.ops.start,
                 freed_bytes: planned.freed_bytes,
                 policy: planned.policy.iter().map(|op| decision(op.decision)).collect(),
+                call: planned.call,
+                discard: planned.discard,
+                recompute_ms: planned.recompute_ms,
             }
         };
         PlanView {
@@ -115,6 +131,8 @@ impl PlanView {
             peak_bytes: document.peak_bytes,
             recompute_ms: document.recompute_ms,
             lower_bound_ms: document.lower_bound_ms,
+            forward_bytes: document.forward_bytes,
+            python: python::parts(document),
             quality: plan::quality(document),
             kinds: regions::kinds(regions::rows(document)),
             regions: document.regions.iter().zip(checkpoints).map(view).collect(),
@@ -125,14 +143,16 @@ impl PlanView {
 
     fn json(&self, policies: &mut Numbering<String>) -> PlanJson<'_> {
         let region = |region: &RegionView| {
-            let RegionView { module, start, freed_bytes, policy } = region;
-            (*module, *start, *freed_bytes, policies.number(policy.clone()))
+            let RegionView { module, start, freed_bytes, policy, call, discard, recompute_ms } = region;
+            (*module, *start, *freed_bytes, policies.number(policy.clone()), *call, *discard, *recompute_ms)
         };
         PlanJson {
             budget_bytes: self.budget_bytes,
             peak_bytes: self.peak_bytes,
             recompute_ms: self.recompute_ms,
             lower_bound_ms: self.lower_bound_ms,
+            forward_bytes: self.forward_bytes,
+            python: &self.python,
             quality: &self.quality,
             kinds: &self.kinds,
             regions: self.regions.iter().map(region).collect(),
@@ -153,6 +173,14 @@ struct Document<'a> {
     assumptions: Vec<String>,
     device: &'a str,
     device_bytes: Bytes,
+    /// What the device has for tensors.
+    room_bytes: Option<Bytes>,
+    /// What the files of all plans have alike.
+    frame: PlanDocument,
+    /// What their Python files have alike, around what each has of its own.
+    python: [String; 3],
+    command: Option<&'a str>,
+    has_collectives: bool,
     /// What the step under the chosen plan takes of the device.
     memory: Option<&'a Memory>,
     /// Whether the device has that.
@@ -189,10 +217,13 @@ struct PlanJson<'a> {
     peak_bytes: Bytes,
     recompute_ms: Millis,
     lower_bound_ms: Millis,
+    forward_bytes: Option<Bytes>,
+    /// What its Python file has of its own.
+    python: &'a (String, String),
     quality: &'a str,
     kinds: &'a [Kind],
-    /// Module, first operator, bytes freed, number of the policy.
-    regions: Vec<(usize, usize, Bytes, u64)>,
+    /// Module, first operator, bytes freed, number of the policy, which call, share discarded, time of recomputation.
+    regions: Vec<(usize, usize, Bytes, u64, usize, f64, Millis)>,
     /// What is in memory at its peak.
     residents: &'a [(Bytes, usize, [String; 4])],
     outline: &'a Outline,
@@ -202,23 +233,10 @@ impl Page<'_> {
     /// The file.
     #[must_use]
     pub fn html(&self) -> String {
-        // In a script `<` could end it; in JSON it only ever stands in texts.
         let (document, checkpoints, recording) = self.chosen;
         let chosen = PlanView::new(self.trace, self.regions, document, checkpoints, recording, self.origins);
-        let data = crate::json::line(&self.document(&chosen)).replace('<', "\\u003c");
-        let title = escaped(&format!("{}: memory of a training step", self.trace.origin.model));
-        let mut html = String::with_capacity(HTML.len() + STYLE.len() + SCRIPT.len() + data.len());
-        // Each mark stands in the page once, and what replaces one is not looked at again.
-        let mut rest = HTML;
-        for (mark, text) in
-            [("{{title}}", title.as_str()), ("{{style}}", STYLE), ("{{data}}", &data), ("{{script}}", SCRIPT)]
-        {
-            let (before, after) = rest.split_once(mark).unwrap_or((rest, ""));
-            html += before;
-            html += text;
-            rest = after;
-        }
-        html + rest
+        let title = format!("{}: memory of a training step", self.trace.origin.model);
+        PAGE.filled(&title, &crate::json::line(&self.document(&chosen)))
     }
 
     fn document<'b>(&'b self, chosen: &'b PlanView) -> Document<'b> {
@@ -241,6 +259,17 @@ impl Page<'_> {
             assumptions: self.assumptions(),
             device: &self.device.product,
             device_bytes: self.device.usable,
+            room_bytes: self.on_device.map(|on| on.memory.room),
+            frame: PlanDocument {
+                regions: Vec::new(),
+                variants: Vec::new(),
+                name: String::new(),
+                opening: Vec::new(),
+                ..document.clone()
+            },
+            python: python::frame(),
+            command: self.command,
+            has_collectives: !trace.collectives().is_empty(),
             memory: self.on_device.map(|on| on.memory),
             fits: self.on_device.map(|on| on.memory.fits()),
             for_device: self.on_device.is_some_and(|on| on.decides),

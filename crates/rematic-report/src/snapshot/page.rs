@@ -7,12 +7,15 @@ use std::path::Path;
 use rematic_snapshot::{MapSegment, Story};
 use serde::Serialize;
 
-use crate::html::escaped;
+use crate::html::Template;
 use crate::json::{json, line};
 use crate::style::visible;
 
-const HTML: &str = include_str!("web/snapshot.html");
-const STYLE: &str = concat!(include_str!("../page/web/page.css"), include_str!("web/snapshot.css"));
+const PAGE: Template = Template {
+    html: include_str!("web/snapshot.html"),
+    style: concat!(include_str!("../page/web/page.css"), include_str!("web/snapshot.css")),
+    script: SCRIPT,
+};
 const SCRIPT: &str = concat!(
     "\"use strict\";\n(() => {\n",
     include_str!("../page/web/format.js"),
@@ -61,20 +64,7 @@ impl SnapshotPage<'_> {
     /// The file.
     #[must_use]
     pub fn html(&self) -> String {
-        // In a script `<` could end it; in JSON it only ever stands in texts.
-        let data = line(&self.document()).replace('<', "\\u003c");
-        let title = escaped(&format!("{}: memory snapshot", self.file));
-        let mut html = String::with_capacity(HTML.len() + STYLE.len() + SCRIPT.len() + data.len());
-        let mut rest = HTML;
-        for (mark, text) in
-            [("{{title}}", title.as_str()), ("{{style}}", STYLE), ("{{data}}", &data), ("{{script}}", SCRIPT)]
-        {
-            let (before, after) = rest.split_once(mark).unwrap_or((rest, ""));
-            html += before;
-            html += text;
-            rest = after;
-        }
-        html + rest
+        PAGE.filled(&format!("{}: memory snapshot", self.file), &line(&self.document()))
     }
 
     fn document(&self) -> Document<'_> {

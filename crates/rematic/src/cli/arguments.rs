@@ -47,6 +47,9 @@ pub(crate) enum Verb {
     /// Write one HTML page that shows the step, its peak, its plan and the plans for other budgets.
     #[command(after_help = "Example: rematic report llama-3-8b --budget 70GiB -o report.html")]
     Report(ReportArguments),
+    /// Open a page in the browser whose controls (model, device, GPUs, batch, …) the planner answers at once.
+    #[command(after_help = "Example: rematic explore llama-3-8b")]
+    Explore(ExploreArguments),
     /// Compare two steps: models, traces, plans or saved answers of `stats --json`; says what grew, by category and by module.
     #[command(after_help = "Example: rematic diff before.json after.json")]
     Diff(DiffArguments),
@@ -93,7 +96,8 @@ pub(crate) struct ManArguments {
 
 #[derive(Args)]
 pub(crate) struct SourceArguments {
-    /// A built-in model's name, a Hugging Face config.json, or a saved trace; for explain and report also a memory snapshot.
+    /// A built-in model's name, a Hugging Face config.json or a model's id in its local cache, or a saved trace; for explain and report
+    /// also a memory snapshot.
     #[arg(value_name = "SOURCE")]
     pub(crate) source: String,
     /// Sequences in the batch [default: the model's own]
@@ -534,6 +538,22 @@ pub(crate) struct ReportArguments {
     /// Also write the step under the plan as a table: a row per operator, with the memory after it.
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct ExploreArguments {
+    /// What to begin with: a built-in model's name, a Hugging Face config.json, or a saved trace.
+    #[arg(value_name = "SOURCE", default_value = options::MODEL)]
+    pub(crate) source: String,
+    /// The port on 127.0.0.1 [default: any that is free]
+    #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
+    pub(crate) port: Option<u16>,
+    /// Print the address, and open no browser.
+    #[arg(long)]
+    pub(crate) no_open: bool,
+    /// A file with more devices, in the format of the built-in list.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) device_file: Option<PathBuf>,
 }
 
 #[derive(Args)]

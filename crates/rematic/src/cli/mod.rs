@@ -1,6 +1,7 @@
 //! The command line.
 
 mod arguments;
+mod explore;
 mod fit;
 mod gates;
 mod manual;
@@ -9,6 +10,7 @@ mod rehearsal;
 mod report;
 mod snapshot;
 mod terminal;
+mod typed;
 mod values;
 
 use std::ffi::OsString;
@@ -35,10 +37,8 @@ const REFUSED: u8 = 2;
 /// error, 3 infeasible; 128 and the signal's number for a rehearsal that was interrupted.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let parsed = Arguments::command().try_get_matches_from(arguments);
-    let parsed = parsed.and_then(|matches| {
-        Ok((Arguments::from_arg_matches(&matches)?, snapshot::given(&matches), gates::typed(&matches)))
-    });
-    let (arguments, given, typed) = match parsed {
+    let parsed = parsed.and_then(|matches| Ok((Arguments::from_arg_matches(&matches)?, matches)));
+    let (arguments, matches) = match parsed {
         Ok(parsed) => parsed,
         Err(usage) => {
             // Nobody is left to tell if this fails.
@@ -46,6 +46,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(usage.exit_code()).unwrap_or(REFUSED);
         }
     };
+    let given = snapshot::given(&matches);
     let warnings = if arguments.quiet { Warnings::Silent } else { Warnings::Shown };
     let result = match &arguments.verb {
         Verb::Trace(arguments) => trace(arguments).map(Answer::done),
@@ -55,9 +56,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Verb::Plan(arguments) => planning::plan(arguments, warnings),
         Verb::Curve(arguments) => planning::curve(arguments, warnings),
         Verb::Replay(arguments) => planning::replay(arguments),
-        Verb::Report(arguments) => report::report(arguments, &given, warnings),
+        Verb::Report(arguments) => report::report(arguments, &given, typed::plan_command(&matches), warnings),
+        Verb::Explore(arguments) => explore::explore(arguments).map(Answer::done),
         Verb::Diff(arguments) => gates::diff(arguments),
-        Verb::Lock(arguments) => gates::lock(arguments, typed),
+        Verb::Lock(arguments) => gates::lock(arguments, gates::typed(&matches)),
         Verb::Check(arguments) => gates::check(arguments),
         Verb::Rehearse(arguments) => rehearsal::rehearse(arguments),
         Verb::Devices(arguments) => devices(arguments).map(Answer::done),

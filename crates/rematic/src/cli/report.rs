@@ -13,7 +13,12 @@ use crate::{
     timeline_csv,
 };
 
-pub(crate) fn report(arguments: &ReportArguments, given: &[String], warnings: Warnings) -> Result<Answer, Failure> {
+pub(crate) fn report(
+    arguments: &ReportArguments,
+    given: &[String],
+    command: Option<String>,
+    warnings: Warnings,
+) -> Result<Answer, Failure> {
     if let Some(path) = arguments.limits.step.source.snapshot() {
         return snapshot::report(path, arguments, given).map(Answer::done);
     }
@@ -29,7 +34,8 @@ pub(crate) fn report(arguments: &ReportArguments, given: &[String], warnings: Wa
     }
     let study = Study::new(trace, target, limits)?;
     let bar = progress_bar(POINTS.into(), warnings);
-    let options = PageOptions { budget: arguments.budget, plan, points: POINTS as usize };
+    let command = command.filter(|_| !is_plan(&arguments.limits.step.source.source));
+    let options = PageOptions { budget: arguments.budget, plan, points: POINTS as usize, command };
     let for_device = options.budget.is_none() && options.plan.is_none() && study.memory().is_some();
     let found = study.page(options, || bar.inc(1));
     bar.finish_and_clear();
@@ -64,12 +70,20 @@ pub(crate) fn write(path: &Path, content: impl FnOnce(&mut BufWriter<File>) -> i
     Ok(written.map_err(|source| Error::Write { path: path.to_owned(), source })?)
 }
 
+fn is_builtin(name: &str) -> bool {
+    BUILTIN.iter().any(|entry| entry.name == name)
+}
+
+/// Whether a source is a plan itself.
+fn is_plan(source: &str) -> bool {
+    !is_builtin(source) && PlanDocument::recognizes(Path::new(source))
+}
+
 /// The step, and the plan to show. A plan for a built-in model is enough for both.
 fn sources(arguments: &ReportArguments) -> Result<(StepTrace, Option<PlanDocument>), Failure> {
     let source = &arguments.limits.step.source;
     let path = Path::new(&source.source);
-    let is_builtin = |name: &str| BUILTIN.iter().any(|entry| entry.name == name);
-    if !is_builtin(&source.source) && PlanDocument::recognizes(path) {
+    if is_plan(&source.source) {
         if arguments.plan.is_some() {
             return Err(Error::TwoPlans { path: path.to_owned() }.into());
         }

@@ -87,14 +87,14 @@ pub struct SourceSteps {
 
 impl SourceSteps {
     fn is_model(&self) -> bool {
-        matches!(self.source, Source::Model(_))
+        !matches!(self.source, Source::Trace(_))
     }
 
     /// The fused implementation of its optimizer, if that is another one.
     fn fused(&self) -> Option<Optimizer> {
         match &self.source {
             Source::Model(model) => self.options.optimizer.unwrap_or_else(|| model.optimizer()).fused(),
-            Source::Trace(_) => None,
+            Source::Foreign(_) | Source::Trace(_) => None,
         }
     }
 }

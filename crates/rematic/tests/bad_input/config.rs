@@ -155,12 +155,104 @@ fn fields_of_another_type_are_refused() {
     refused_with(llama(), "rope_scaling", json!({ "rope_type": "longrope" }), &["longrope", "llama3"]);
 }
 
+/// What has no native model is captured with Python, of which there is none here.
 #[test]
-fn other_families_are_answered_with_the_supported_ones() {
-    for family in ["bert", "GPT2", "", "mixtral"] {
-        let supported = "gpt2, llama, mistral, qwen2, qwen3";
-        refused_with(gpt2(), "model_type", json!(family), &[&format!("`{family}`"), supported]);
+fn other_families_need_python() {
+    let lines =
+        ["`no-such-python` does not have rematic and transformers", "\n  pip install rematic torch transformers\n"];
+    for family in ["bert", "GPT2", "", "deepseek_v3"] {
+        let why = format!(
+            "model_type `{family}` has no native model; those that have are gpt2, gpt_neox, llama, mistral, qwen2"
+        );
+        refused_with(gpt2(), "model_type", json!(family), &[&why, lines[0], lines[1], "rematic stats /"]);
     }
+    let why = "rope_scaling of type `longrope` is not supported";
+    refused_with(llama(), "rope_scaling", json!({ "rope_type": "longrope" }), &[why, lines[0], lines[1]]);
+    for (field, value) in [("quantization_config", json!({})), ("vocab_size", json!(0))] {
+        let config = with(llama(), field, value);
+        with_text(config.to_string().as_bytes(), |path| {
+            let said = run(&["stats", path.to_str().unwrap()]).stderr;
+            assert!(!said.contains("transformers"), "{said}");
+        });
+    }
+}
+
+#[test]
+fn models_that_the_cache_does_not_have_are_not_downloaded() {
+    let parts =
+        ["`org/model` is neither a file nor a model in the Hugging Face cache, /", "nothing is downloaded here"];
+    refused(&["stats", "org/model"], &parts);
+    refused(&["stats", "org/model"], &["`hf download org/model config.json`", "`rematic models` lists"]);
+    refused(&["stats", "no-such-model"], &["there is no model or file called `no-such-model`"]);
+    // Neither of these is an id.
+    refused(&["stats", "../org/model"], &["cannot read ../org/model"]);
+    refused(&["stats", "org/model.json"], &["cannot read org/model.json"]);
+}
+
+#[test]
+fn options_that_mean_nothing_to_a_captured_model_are_refused() {
+    let config = with(gpt2(), "model_type", json!("bert"));
+    with_text(config.to_string().as_bytes(), |path| {
+        let path = path.to_str().unwrap();
+        for option in ["--heads", "--dim", "--vocab", "--tp"] {
+            let parts = ["captured with transformers", &format!("has no option {option}"), "--batch, --seq, --dtype"];
+            refused(&["stats", path, option, "2"], &parts);
+        }
+    });
+}
+
+/// Configs of every native family with a field that is none.
+#[test]
+fn fields_of_families_are_checked() {
+    // The last field is GPT-NeoX's; others do not look at it.
+    let of = |family: &str| with(with(llama(), "model_type", json!(family)), "rotary_pct", json!(0.5));
+    let mixtral =
+        |field: &str, value: Value| refused_with(of("mixtral"), field, value.clone(), &[field, &value.to_string()]);
+    for value in [json!(0), json!(-1), json!("8"), json!(1.5)] {
+        mixtral("num_local_experts", value.clone());
+        mixtral("num_experts_per_tok", value);
+    }
+    refused_with(of("mixtral"), "num_experts_per_tok", json!(9), &["is 9, but there are 8 experts"]);
+    refused_with(
+        of("qwen3_moe"),
+        "mlp_only_layers",
+        json!(["a"]),
+        &["`mlp_only_layers` must be a list of whole numbers"],
+    );
+    refused_with(of("qwen3_moe"), "decoder_sparse_step", json!(0), &["`decoder_sparse_step` is 0"]);
+    refused_with(of("gemma2"), "attn_logit_softcapping", json!(-1), &["is -1", "above 0, or null"]);
+    refused_with(of("gemma2"), "final_logit_softcapping", json!("x"), &["is \"x\"", "above 0, or null"]);
+    refused_with(of("gemma2"), "sliding_window", Value::Null, &["is null", "layers with a window"]);
+    refused_with(of("gemma3_text"), "sliding_window_pattern", json!(0), &["`sliding_window_pattern` is 0"]);
+    refused_with(of("phi3"), "partial_rotary_factor", json!(1.5), &["is 1.5", "at most 1"]);
+    refused_with(of("phi3"), "partial_rotary_factor", json!(0.25), &["leaves 1 of the 4", "even number"]);
+    refused_with(of("gpt_neox"), "rotary_pct", json!(0.1), &["leaves 0 of the 4", "even number"]);
+    refused_with(of("cohere"), "use_qk_norm", json!(3), &["`use_qk_norm` is 3", "true or false"]);
+    for family in [
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "olmo2",
+        "granite",
+        "cohere",
+        "gpt_neox",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+    ] {
+        refused_with(of(family), "num_hidden_layers", json!(u64::MAX), &["at most 5000"]);
+        refused_with(of(family), "vocab_size", json!(u64::MAX), &["2^62 bytes"]);
+        refused_with(of(family), "hidden_size", Value::Null, &["`hidden_size` is missing"]);
+    }
+    let gemma2 = of("gemma2").to_string();
+    with_text(gemma2.as_bytes(), |path| {
+        let parts = ["attention is math", "soft-capping"];
+        refused(&["stats", path.to_str().unwrap(), "--attention", "math"], &parts);
+    });
+    with_text(of("gemma").to_string().as_bytes(), |path| {
+        refused(&["stats", path.to_str().unwrap(), "--tp", "2"], &["is not shared by --tp"]);
+    });
 }
 
 #[test]

@@ -22,6 +22,9 @@ pub(crate) fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Ran {
     let mut child = Command::new(env!("CARGO_BIN_EXE_rematic"))
         .args(arguments)
         .env("RUST_BACKTRACE", "0")
+        // Whatever is installed here, nothing is captured, and nothing is found in a cache.
+        .env("REMATIC_PYTHON", "no-such-python")
+        .env("HF_HUB_CACHE", folder.path())
         .stdin(Stdio::null())
         .stdout(File::create(&stdout).unwrap())
         .stderr(File::create(&stderr).unwrap())

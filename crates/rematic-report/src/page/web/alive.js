@@ -1,6 +1,6 @@
 // What is in memory right after an operator, by operator or by module, and who holds it.
 
-const MOST_ROWS = 12;
+const MOST_ROWS = 9;
 
 class Alive {
   constructor(parent) {
@@ -41,16 +41,14 @@ class Alive {
 
   // Of the plans for other budgets, the page holds what there is at their peaks.
   atPeak() {
-    const rows = this.steps.residents.map(([sum, many, cells]) => [[bytes(sum), null, sum], many > 1 ? `${count(many)}×` : "", ...cells]);
-    return table("At the peak, the largest first", this.columns("operator"), this.shortened(rows));
+    return this.listed("Largest tensors at the peak", this.steps.residents);
   }
 
   shares(point) {
-    const rows = CATEGORIES.map((category, index) => [category, this.steps.categories[index][point]])
-      .filter(([, value]) => value > 0)
-      .sort((a, b) => b[1] - a[1])
-      .map(([category, value]) => [bytes(value), category]);
-    return table("By category; one by one it is listed at the peak, and for the budget that this page was made for", [["bytes", "number"], ["category"]], rows);
+    const rows = CATEGORIES.map((category, index) => [this.steps.categories[index][point], 1, [category]])
+      .filter(([value]) => value > 0)
+      .sort((a, b) => b[0] - a[0]);
+    return this.listed("By category; tensor by tensor at the peak, and for the budget that this page was made for", rows);
   }
 
   residents(moment) {
@@ -58,50 +56,48 @@ class Alive {
     const groups = new Map();
     for (let life = 0; life < lives.length; life++) {
       if (lives.from[life] > moment || moment >= lives.until[life]) continue;
-      const { key, cells } = this.group(lives, life, moment);
+      const cells = this.group(lives, life, moment);
+      const key = cells.join("\n");
       const found = groups.get(key);
       if (found) {
-        found.bytes += lives.bytes[life];
-        found.count += 1;
+        found[0] += lives.bytes[life];
+        found[1] += 1;
       } else {
-        groups.set(key, { bytes: lives.bytes[life], count: 1, cells });
+        groups.set(key, [lives.bytes[life], 1, cells]);
       }
     }
-    const all = [...groups.values()].sort((a, b) => b.bytes - a.bytes);
-    const rows = all.map(({ bytes: sum, count: many, cells }) => [[bytes(sum), null, sum], many > 1 ? `${count(many)}×` : "", ...cells]);
-    return table("The largest first", this.columns(this.grouping), this.shortened(rows));
+    return this.listed("Largest tensors first", [...groups.values()].sort((a, b) => b[0] - a[0]));
   }
 
   // The largest, and the others as one.
-  shortened(rows) {
-    const rest = rows.slice(MOST_ROWS).reduce((sum, row) => sum + row[0][2], 0);
-    if (!rest) return rows.slice(0, MOST_ROWS);
-    const cells = rows[0].slice(2).map(() => "");
-    cells[cells.length > 1 ? 1 : 0] = `${count(rows.length - MOST_ROWS)} smaller ones`;
-    return [...rows.slice(0, MOST_ROWS), [[bytes(rest), null, rest], "", ...cells]];
+  listed(caption, rows) {
+    const row = ([sum, many, cells]) => [[bytes(sum), null, sum], many > 1 ? `${count(many)}×` : "", what(cells)];
+    const shown = rows.slice(0, MOST_ROWS).map(row);
+    const rest = rows.slice(MOST_ROWS).reduce((sum, [value]) => sum + value, 0);
+    if (rest) shown.push([[bytes(rest), null, rest], "", `${count(rows.length - MOST_ROWS)} smaller kinds`]);
+    return table(caption, [["bytes", "number"], ["", "number"], ["what", "name"]], shown);
   }
 
-  columns(grouping) {
-    return grouping === "operator"
-      ? [["bytes", "number"], ["", "number"], ["category"], ["made by", "name"], ["in", "name"], ["held by", "name"]]
-      : [["bytes", "number"], ["", "number"], ["module", "name"]];
-  }
-
+  // Category, what made it, its module, its holder; or the module alone. Layers that are alike are one.
   group(lives, life, moment) {
     const maker = lives.maker[life] - 1;
     const module = maker >= 0 ? opModule(maker) : modules[lives.owner[life] - 1];
-    if (this.grouping === "module") {
-      const name = module?.inner ?? (maker >= 0 ? "outside of all modules" : CATEGORIES[lives.kind[life] >> 1]);
-      return { key: name, cells: [name] };
-    }
+    const category = CATEGORIES[lives.kind[life] >> 1];
+    if (this.grouping === "module") return [category, "", module?.alike ?? (maker >= 0 ? "outside of all modules" : ""), ""];
     const held = moment < lives.held[life];
     const holder = lives.holders[held ? lives.heldBy[life] : lives.keptBy[life]];
-    const category = CATEGORIES[lives.kind[life] >> 1];
     const earlier = category === "activation" ? "the previous step" : "before the step";
     const made = maker >= 0 ? opName(maker) + (lives.kind[life] % 2 ? " (again)" : "") : earlier;
-    // "recomputed for model.layers.3" is alike in all layers.
-    const alike = holder.replace(/\.\d+(?=\.|$)/g, ".*");
-    const cells = [category, made, module?.alike ?? "", alike];
-    return { key: cells.join("\n"), cells };
+    return [category, made, module?.alike ?? "", holder.replace(/\.\d+(?=\.|$)/g, ".*")];
   }
 }
+
+// A tensor in words: its category, then what made it and where, then who holds it.
+const what = ([category, made, module, holder]) => {
+  const swatch = element("span", { class: "swatch" }, category);
+  swatch.style.setProperty("--color", `var(--${category})`);
+  const origin = made && (/ step$/.test(made) ? `from ${made}` : `by ${made}`);
+  const text = [origin, module && `in ${module}`].filter(Boolean).join(" ");
+  const isHeld = holder && !/^(saved|recomputed|input) /.test(holder);
+  return element("span", null, swatch, text ? ` ${text}` : "", holder ? element("small", null, isHeld ? `held by ${holder}` : holder) : null);
+};

@@ -6,27 +6,40 @@ const own = data.chosen;
 const highest = Math.max(plain.totals[plain.peak] ?? 0, own.budget_bytes <= data.baseline_peak_bytes * 1.3 ? own.budget_bytes : 0, 1) * 1.06;
 
 const sized = (value) => element("data", { value }, bytes(value));
+const { world_size: gpus } = data.frame;
+const onDevice = gpus > 1 ? `each of ${count(gpus)} × ${data.device}` : data.device;
+const fits = data.for_device ? data.fits : own.peak_bytes <= own.budget_bytes;
+const slower = (ms) => `+${percent(ms / Math.max(data.step_ms, 1e-12), 2)}`;
+
+// What has to hold it, as the end of a sentence.
+const into = () => (data.for_device ? [` on ${onDevice} (${bytes(data.device_bytes)})`] : [" within ", sized(own.budget_bytes), ` on ${onDevice}`]);
 
 const verdict = () => {
-  const share = percent(own.recompute_ms / Math.max(data.step_ms, 1e-12), 2);
-  const budget = () => data.for_device ? `${data.device} (${bytes(data.device_bytes)})` : sized(own.budget_bytes);
-  const fits = data.for_device ? data.fits : own.peak_bytes <= own.budget_bytes;
   if (!own.regions.length && fits) {
-    return [element("strong", { class: "good" }, "Fits as it is"), ": the peak is ", sized(data.baseline_peak_bytes),
-      ...(data.for_device ? [" on ", budget()] : [" of ", budget()]), "."];
+    return [element("strong", { class: "good" }, "Fits as it is"), ...into(), ": the peak is ", sized(data.baseline_peak_bytes), "."];
   }
-  const way = [sized(data.baseline_peak_bytes), " to ", sized(own.peak_bytes),
-    `; recomputing takes ${millis(own.recompute_ms)} on top of ${millis(data.step_ms)} (${share})`];
+  const way = [sized(data.baseline_peak_bytes), " to ", sized(own.peak_bytes)];
+  const time = `${millis(own.recompute_ms)} on top of ${millis(data.step_ms)} (${slower(own.recompute_ms)})`;
   return fits
-    ? [element("strong", { class: "good" }, "Fits with a plan"), " into ", budget(), ". The peak goes from ", ...way, `; ${own.quality}${data.for_device ? " with that peak" : ""}.`]
-    : [element("strong", { class: "bad" }, "Does not fit"), " into ", budget(), ". ", ...(own.regions.length
-      ? ["With the plan that goes lowest, the peak goes from ", ...way, "."]
+    ? [element("strong", { class: "good" }, "Fits with a plan"), ...into(), ". The peak goes from ", ...way, ` for ${time} of recomputation; ${own.quality}${data.for_device ? " with that peak" : ""}.`]
+    : [element("strong", { class: "bad" }, "Does not fit"), ...into(), ". ", ...(own.regions.length
+      ? ["With the plan that goes lowest, the peak goes from ", ...way, ` for ${time}.`]
       : ["Recomputation does not lower the peak, ", sized(own.peak_bytes), "."])];
+};
+
+// Another way that is enough and costs less than the plan, or is enough where no plan is.
+const cheaper = () => {
+  if (!own.regions.length && fits) return null;
+  const enough = data.explanation.remedies.filter(({ kind, peak_bytes: peak, extra_ms: extra }) =>
+    kind !== "checkpointing" && peak <= own.budget_bytes && extra != null && (!fits || extra < own.recompute_ms));
+  return enough.sort((a, b) => a.extra_ms - b.extra_ms)[0] ?? null;
 };
 
 // A step may be highest before its first operator.
 const where = (steps, peak) =>
   steps.length && steps.totals[steps.peak] >= peak ? `after ${sentence(steps, steps.peak)}` : "when the step begins";
+
+const atPeak = (steps) => CATEGORIES.map((category, index) => ({ category, bytes: steps.categories[index][steps.peak] ?? 0 }));
 
 const figures = () => {
   const figure = (name, value, note, exact) => element("div", null, element("dt", null, name),
@@ -61,13 +74,23 @@ const figures = () => {
 byId("model").textContent = data.model;
 byId("facts").textContent = [data.setup, ...data.facts, ...(modules.length ? [`${data.parameters} parameters`] : []), `${count(ops.length)} operators`, `${count(data.called)} modules`].join(" · ");
 byId("verdict").append(...verdict());
+const other = cheaper();
+if (other) {
+  const plan = fits ? ` The plan takes ${slower(own.recompute_ms)}.` : "";
+  byId("cheaper").hidden = false;
+  byId("cheaper").append(element("strong", null, fits ? "Cheaper: " : "What would fit: "), `${other.title.charAt(0).toLowerCase()}${other.title.slice(1)}: `,
+    sized(other.peak_bytes), ` at ${slower(other.extra_ms)}.${plan} `, element("small", null, `${other.assumption}.`));
+}
+byId("bar").append(memoryBar({ categories: atPeak(planned ?? plain), peak_bytes: own.peak_bytes, memory: data.memory,
+  budget_bytes: data.for_device ? null : own.budget_bytes, device: data.device }));
 byId("figures").append(...figures());
 showPeak(byId("peak"));
-byId("legend").append(...[...STACK].reverse().map((category) => {
+const mark = (kind, text) => element("li", { class: `key ${kind}` }, text);
+byId("legend").append(...[...STACK].reverse().filter((category) => plain.categories[category].some((value) => value > 0)).map((category) => {
   const item = element("li", null, CATEGORIES[category]);
   item.style.setProperty("--color", `var(--${CATEGORIES[category]})`);
   return item;
-}));
+}), mark("budget-line", "budget"), mark("peak", "peak"), mark("phases", "phase ends"), mark("again", "operators that run again"), mark("behind", "the step as it is, behind"));
 byId("basis").append(...[...data.assumptions, `Made by Rematic ${data.version}.`].map((text) => element("li", null, text)));
 
 // A step in which nothing runs has no charts.
@@ -75,10 +98,25 @@ if (!plain.length) for (const id of ["memory", "there"]) byId(id).hidden = true;
 if (!modules.length) byId("modules-section").hidden = true;
 const alive = new Alive(byId("alive"));
 const tree = new ModuleTree(byId("modules"), byId("operators"), plain);
-const point = (chart, at) => alive.show(chart.caption.textContent, chart.steps, at);
-const before = new MemoryChart(byId("charts"), "before", point);
-const after = new MemoryChart(byId("charts"), "after", point);
-if (plain.length) before.set("As it is", plain, highest, own.budget_bytes);
+const axis = new Axis(plain);
+const readout = new Readout(byId("readout"), axis);
+// A place that is kept stays; only what is said at the pointer follows it.
+const pointed = (chart, at, pointer, isKept) => {
+  if (at != null && !isKept) alive.show(chart.caption.textContent, chart.steps, at);
+  readout.show(chart, at, pointer);
+};
+const before = new MemoryChart(byId("charts"), "before", axis, pointed);
+const after = new MemoryChart(byId("charts"), "after", axis, pointed);
+const tool = (label, title, act) => element("button", { type: "button", title, "aria-label": title, onclick: act }, label);
+const measured = choice("Axis", [["operators", "operators"], ["time", "time"]], axis.mode, (mode) => {
+  axis.set({ mode });
+  axis.redraw();
+});
+byId("tools").append(measured,
+  tool("+", "Zoom in", () => axis.zoom(0.5)), tool("−", "Zoom out", () => axis.zoom(2)),
+  tool("All", "Show the whole step", () => axis.show(0, axis.length)),
+  tool("Peak", "Go to the peak", () => (after.hidden ? before : after).goToPeak()));
+if (plain.length) before.set("As it is", plain, highest, own.budget_bytes, null);
 
 const outlines = new Map();
 const stepsOf = (plan) => {
@@ -89,15 +127,20 @@ new BudgetCurve(byId("curve"), (plan, isOwn) => {
   const steps = isOwn ? planned ?? plain : stepsOf(plan);
   const caption = plan.peak_bytes > plan.budget_bytes ? "With the plan that goes lowest" : `With the plan for ${bytes(plan.budget_bytes)}`;
   showPlan(byId("plan"), plan);
+  showCopies(byId("copies"), plan, isOwn);
   tree.set(plan);
   // Without a plan, one chart says it all.
   after.hidden = !plan.regions.length;
+  document.body.classList.toggle("unplanned", after.hidden);
+  axis.set({ planned: after.hidden ? null : steps });
+  if (plain.length) before.redraw();
   if (after.hidden) {
-    if (plain.length) point(before, plain.peak);
+    after.steps = null;
+    if (plain.length) pointed(before, plain.peak);
     return;
   }
-  after.set(caption, steps, highest, plan.budget_bytes);
-  point(after, steps.peak);
+  after.set(caption, steps, highest, plan.budget_bytes, plain);
+  pointed(after, steps.peak);
 });
 
 const repaint = () => {

@@ -1,79 +1,58 @@
-// The memory of a step over its operators, stacked by category.
+// The memory of a step over its operators, stacked by category. What belongs to both charts is the axis's.
 
-const MARGIN = { left: 74, right: 12, top: 24, bottom: 24 };
-const CLOSEST = 12;
+const MARGIN = { left: 62, right: 12, top: 22, bottom: 24 };
 
 class MemoryChart {
-  constructor(parent, id, onPoint) {
-    this.onPoint = onPoint;
+  constructor(parent, id, axis, onPoint) {
+    Object.assign(this, { axis, onPoint, cursor: null, pinned: null, drag: null });
     this.caption = element("strong");
     this.detail = element("small");
-    const tool = (label, title, act) => element("button", { type: "button", title, "aria-label": title, onclick: act }, label);
-    const tools = element("span", { class: "tools" },
-      tool("+", "Zoom in", () => this.zoom(0.5)),
-      tool("−", "Zoom out", () => this.zoom(2)),
-      tool("All", "Show the whole step", () => this.show(0, this.steps.length)),
-      tool("Peak", "Go to the peak", () => this.goToPeak()));
     this.canvas = element("canvas", { id, tabindex: "0", role: "application" });
     this.canvas.addEventListener("pointermove", (event) => this.moved(event));
     this.canvas.addEventListener("pointerdown", (event) => this.pressed(event));
     this.canvas.addEventListener("pointerup", (event) => this.released(event));
     this.canvas.addEventListener("pointerleave", () => this.left());
     this.canvas.addEventListener("pointercancel", () => this.left());
-    this.canvas.addEventListener("dblclick", () => this.show(0, this.steps.length));
+    this.canvas.addEventListener("dblclick", () => this.axis.show(0, this.axis.length));
     this.canvas.addEventListener("wheel", (event) => this.wheeled(event), { passive: false });
     this.canvas.addEventListener("keydown", (event) => this.typed(event));
-    this.figure = element("figure", null, element("figcaption", null, this.caption, this.detail, tools), this.canvas);
+    this.figure = element("figure", null, element("figcaption", null, this.caption, this.detail), this.canvas);
     parent.append(this.figure);
+    axis.charts.push(this);
     new ResizeObserver(() => this.redraw()).observe(this.canvas);
   }
 
-  set(caption, steps, highest, budget) {
-    const same = this.steps && this.steps.length === steps.length;
-    Object.assign(this, { steps, highest, budget, cursor: null, pinned: null, drag: null });
+  // `behind` is the step whose outline is drawn behind this one.
+  set(caption, steps, highest, budget, behind) {
+    Object.assign(this, { steps, highest, budget, behind, cursor: null, pinned: null, drag: null });
     this.caption.textContent = caption;
-    if (!same) [this.start, this.end] = [0, steps.length];
-    this.show(this.start, this.end);
-  }
-
-  // Only with a new part of the step, another size or other colours is the whole picture drawn again.
-  show(start, end) {
-    this.picture = null;
-    const least = Math.min(CLOSEST, this.steps.length);
-    const width = Math.max(least, Math.min(this.steps.length, Math.round(end - start)));
-    this.start = Math.max(0, Math.min(this.steps.length - width, Math.round(start)));
-    this.end = this.start + width;
-    const { steps } = this;
-    const first = steps.moment(this.start) + 1;
-    const last = this.end === steps.length ? steps.runs : steps.moment(this.end - 1) + 1;
-    this.detail.textContent = this.end - this.start === steps.length
-      ? `${count(steps.runs)} ${steps.runs === 1 ? "operator runs" : "operators run"}; peak ${bytes(steps.totals[steps.peak])}`
-      : `operators ${count(first)} to ${count(last)} of ${count(steps.runs)}`;
-    this.canvas.setAttribute("aria-label",
-      `${this.caption.textContent}: peak ${bytes(steps.totals[steps.peak])}, after ${sentence(steps, steps.peak)}`);
-    this.draw();
-  }
-
-  zoom(factor) {
-    const seen = [this.cursor, this.pinned].find((point) => point != null && point >= this.start && point < this.end);
-    const around = seen ?? (this.start + this.end) / 2;
-    const width = (this.end - this.start) * factor;
-    const share = (around - this.start) / (this.end - this.start);
-    this.show(around - share * width, around + (1 - share) * width);
+    const peak = bytes(steps.totals[steps.peak]);
+    this.canvas.setAttribute("aria-label", `${caption}: peak ${peak}, after ${sentence(steps, steps.peak)}`);
+    this.redraw();
   }
 
   goToPeak() {
-    const width = Math.max(CLOSEST, this.steps.length / 20);
-    this.show(this.steps.peak - width / 2, this.steps.peak + width / 2);
-    this.pin(this.steps.peak);
+    const { axis, steps } = this;
+    const [middle, width] = [axis.middle(steps, steps.peak), Math.max(axis.closest, axis.length / 20)];
+    axis.show(middle - width / 2, middle + width / 2);
+    this.pin(steps.peak);
   }
 
   // Clicking keeps a point, and clicking near it lets it go.
   pin(point) {
+    for (const chart of this.axis.charts) chart.pinned = null;
     this.pinned = point;
-    this.cursor = null;
-    this.onPoint(this, point);
-    this.draw();
+    this.point(point);
+  }
+
+  // Both charts show the place; what is there is said of this one.
+  point(point, pointer = null) {
+    const place = this.axis.middle(this.steps, point);
+    for (const chart of this.axis.charts) {
+      chart.cursor = place;
+      chart.draw();
+    }
+    this.onPoint(this, point, pointer);
   }
 
   get hidden() {
@@ -92,21 +71,31 @@ class MemoryChart {
     };
   }
 
+  get isPinned() {
+    return this.axis.charts.some((chart) => chart.pinned != null);
+  }
+
   // The point that a column of the picture shows: the highest of those that fall into it.
   pointAt(x) {
     return this.columns[Math.max(0, Math.min(this.columns.length - 1, Math.floor(x - MARGIN.left)))];
   }
 
+  placeAt(x) {
+    const [start, end] = this.axis.view;
+    return start + ((x - MARGIN.left) / this.plot.width) * (end - start);
+  }
+
   moved(event) {
-    const x = event.offsetX;
+    if (!this.steps) return;
     if (this.drag != null) {
-      this.drag.to = x;
+      this.drag.to = event.offsetX;
       this.draw();
       return;
     }
-    this.cursor = this.pointAt(x);
-    if (this.pinned == null) this.onPoint(this, this.cursor);
-    this.draw();
+    if (event.pointerType === "touch") return;
+    const point = this.pointAt(event.offsetX);
+    if (this.isPinned) this.onPoint(this, point, event, true);
+    else this.point(point, event);
   }
 
   pressed(event) {
@@ -116,58 +105,74 @@ class MemoryChart {
   }
 
   released(event) {
-    if (event.button !== 0) return;
+    if (event.button !== 0 || !this.steps) return;
     const drag = this.drag ?? { from: event.offsetX, to: event.offsetX };
     this.drag = null;
     if (Math.abs(drag.to - drag.from) > 5) {
       const [low, high] = [drag.from, drag.to].sort((a, b) => a - b);
-      const per = (this.end - this.start) / this.plot.width;
-      this.show(this.start + (low - MARGIN.left) * per, this.start + (high - MARGIN.left) * per);
+      this.axis.show(this.placeAt(low), this.placeAt(high));
       return;
     }
-    const point = this.pointAt(event.offsetX);
-    const near = this.pinned != null && Math.abs(this.x(this.pinned) - event.offsetX) < 4;
-    if (near) this.pinned = null;
-    else this.pin(point);
-    this.draw();
+    const near = this.pinned != null && Math.abs(this.x(this.axis.middle(this.steps, this.pinned)) - event.offsetX) < 4;
+    if (near) {
+      this.pinned = null;
+      this.draw();
+    } else {
+      this.pin(this.pointAt(event.offsetX));
+    }
   }
 
   left() {
-    this.cursor = null;
     this.drag = null;
-    this.draw();
+    this.onPoint(this, null, null);
+    const { isPinned } = this;
+    for (const chart of this.axis.charts) {
+      if (!isPinned) chart.cursor = null;
+      chart.draw();
+    }
   }
 
   wheeled(event) {
     if (!event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
-    this.zoom(event.deltaY > 0 ? 1.25 : 0.8);
+    this.axis.zoom(event.deltaY > 0 ? 1.25 : 0.8, this.placeAt(event.offsetX));
+  }
+
+  // The next point that has a width: views are passed over.
+  beside(point, by) {
+    const starts = this.axis.starts.get(this.steps);
+    let to = point + by;
+    while (to > 0 && to < this.steps.length - 1 && starts[to + 1] === starts[to]) to += by;
+    return Math.max(0, Math.min(this.steps.length - 1, to));
   }
 
   typed(event) {
-    const here = this.cursor ?? this.pinned ?? this.steps.peak;
-    const far = event.shiftKey ? Math.max(1, Math.round((this.end - this.start) / 50)) : 1;
-    const go = (point) => {
-      const to = Math.max(0, Math.min(this.steps.length - 1, point));
-      const width = this.end - this.start;
-      if (to < this.start) this.show(to, to + width);
-      if (to >= this.end) this.show(to - width + 1, to + 1);
+    const { axis, steps } = this;
+    const here = this.pinned ?? (this.cursor == null ? steps.peak : axis.pointAt(steps, this.cursor));
+    const width = axis.view[1] - axis.view[0];
+    const go = (to) => {
+      const place = axis.middle(steps, to);
+      if (place < axis.view[0]) axis.show(place, place + width);
+      if (place > axis.view[1]) axis.show(place - width, place);
       this.pin(to);
     };
+    const far = (sign) => axis.pointAt(steps, axis.middle(steps, here) + (sign * width) / 50);
+    const step = (sign) => go(event.shiftKey ? far(sign) : this.beside(here, sign));
+    const around = this.cursor ?? undefined;
     const keys = {
-      ArrowLeft: () => go(here - far),
-      ArrowRight: () => go(here + far),
+      ArrowLeft: () => step(-1),
+      ArrowRight: () => step(1),
       Home: () => go(0),
-      End: () => go(this.steps.length - 1),
-      "+": () => this.zoom(0.5),
-      "=": () => this.zoom(0.5),
-      "-": () => this.zoom(2),
-      0: () => this.show(0, this.steps.length),
+      End: () => go(steps.length - 1),
+      "+": () => axis.zoom(0.5, around),
+      "=": () => axis.zoom(0.5, around),
+      "-": () => axis.zoom(2, around),
+      0: () => axis.show(0, axis.length),
       p: () => this.goToPeak(),
       P: () => this.goToPeak(),
       Escape: () => {
-        this.pinned = null;
-        this.draw();
+        for (const chart of axis.charts) chart.pinned = null;
+        axis.redraw();
       },
     };
     if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -175,17 +180,27 @@ class MemoryChart {
     keys[event.key]();
   }
 
-  x(point) {
-    return MARGIN.left + ((point + 0.5 - this.start) / (this.end - this.start)) * this.plot.width;
+  x(place) {
+    const [start, end] = this.axis.view;
+    return MARGIN.left + ((place - start) / (end - start)) * this.plot.width;
   }
 
   y(value) {
     return MARGIN.top + (1 - value / this.highest) * this.plot.height;
   }
 
+  // Only with a new part of the step, another size or other colours is the whole picture drawn again.
   redraw() {
     this.picture = null;
     this.draw();
+  }
+
+  describe() {
+    const { axis, steps } = this;
+    const [first, last] = axis.view.map((place) => steps.moment(axis.pointAt(steps, place)) + 1);
+    this.detail.textContent = axis.isWhole
+      ? `${count(steps.runs)} ${steps.runs === 1 ? "operator runs" : "operators run"}; peak ${bytes(steps.totals[steps.peak])}`
+      : `operators ${count(first)} to ${count(last)} of ${count(steps.runs)}`;
   }
 
   draw() {
@@ -194,13 +209,17 @@ class MemoryChart {
     const { clientWidth, clientHeight } = this.canvas;
     const [width, height] = [Math.round(clientWidth * scale), Math.round(clientHeight * scale)];
     if (!this.picture) {
+      this.describe();
       this.picture = element("canvas", { width, height });
       const pen = this.picture.getContext("2d");
       pen.setTransform(scale, 0, 0, scale, 0, 0);
       pen.font = "12px system-ui, sans-serif";
-      this.thin();
+      this.columns = this.thinned(this.steps);
       this.drawGrid(pen);
+      const behind = this.behind && this.thinned(this.behind).map((point) => this.y(this.behind.totals[point]));
+      if (behind) this.drawBehind(pen, behind);
       this.drawStack(pen);
+      if (behind) this.drawOutline(pen, behind);
       this.drawPhases(pen);
       this.drawMarks(pen);
       Object.assign(this.canvas, { width, height });
@@ -214,19 +233,36 @@ class MemoryChart {
   }
 
   // For every column of the picture, its highest point: no peak is lost.
-  thin() {
+  thinned(steps) {
+    const starts = this.axis.starts.get(steps);
     const columns = Math.max(1, Math.floor(this.plot.width));
-    const per = (this.end - this.start) / columns;
-    this.columns = [];
+    const [start, end] = this.axis.view;
+    const found = [];
+    let point = this.axis.pointAt(steps, start);
     for (let column = 0; column < columns; column++) {
-      const first = Math.min(this.end - 1, Math.floor(this.start + column * per));
-      const last = Math.max(first + 1, Math.min(this.end, Math.floor(this.start + (column + 1) * per)));
-      let highest = first;
-      for (let point = first; point < last; point++) {
-        if (this.steps.totals[point] > this.steps.totals[highest]) highest = point;
+      const until = start + ((column + 1) * (end - start)) / columns;
+      let highest = point;
+      while (point + 1 < steps.length && starts[point + 1] < until) {
+        point += 1;
+        if (steps.totals[point] > steps.totals[highest]) highest = point;
       }
-      this.columns.push(highest);
+      found.push(highest);
     }
+    return found;
+  }
+
+  drawBehind(pen, heights) {
+    const bottom = this.y(0);
+    pen.fillStyle = color("behind");
+    heights.forEach((top, column) => pen.fillRect(MARGIN.left + column, top, 1.02, bottom - top));
+  }
+
+  drawOutline(pen, heights) {
+    pen.strokeStyle = color("soft");
+    pen.lineWidth = 1;
+    pen.beginPath();
+    heights.forEach((y, column) => pen.lineTo(MARGIN.left + column + 0.5, y));
+    pen.stroke();
   }
 
   drawGrid(pen) {
@@ -300,12 +336,13 @@ class MemoryChart {
       this.line(pen, ...ends, color("paper"), [], 4);
       this.line(pen, ...ends, color("bad"), [6, 4], 1.5);
       // On the side where the peak is not.
-      const right = this.x(steps.peak) < MARGIN.left + this.plot.width / 2;
+      const right = this.x(this.axis.middle(steps, steps.peak)) < MARGIN.left + this.plot.width / 2;
       pen.textAlign = right ? "right" : "left";
       this.label(pen, `budget ${bytes(this.budget)}`, right ? MARGIN.left + this.plot.width - 6 : MARGIN.left + 6, y - 4, color("bad"));
     }
-    if (steps.peak >= this.start && steps.peak < this.end) {
-      const [x, y] = [this.x(steps.peak), this.y(steps.totals[steps.peak])];
+    const peak = this.axis.middle(steps, steps.peak);
+    if (peak >= this.axis.view[0] && peak <= this.axis.view[1]) {
+      const [x, y] = [this.x(peak), this.y(steps.totals[steps.peak])];
       pen.fillStyle = color("ink");
       pen.beginPath();
       pen.moveTo(x, y);
@@ -321,8 +358,9 @@ class MemoryChart {
   }
 
   drawCursor(pen) {
-    for (const [point, dash] of [[this.pinned, []], [this.cursor, [3, 3]]]) {
-      if (point != null && point >= this.start && point < this.end) this.vertical(pen, this.x(point), color("ink"), dash);
+    const [start, end] = this.axis.view;
+    if (this.cursor != null && this.cursor >= start && this.cursor <= end) {
+      this.vertical(pen, this.x(this.cursor), color("ink"), this.isPinned ? [] : [3, 3]);
     }
     if (this.drag && this.drag.to !== this.drag.from) {
       pen.fillStyle = color("select");

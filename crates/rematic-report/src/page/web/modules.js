@@ -1,4 +1,5 @@
-// The tree of modules, each as wide as what it takes, and the operators of the one that is chosen.
+// The tree of modules, each as wide as what it takes, and the operators of the one that is chosen. Neighbours of a list that
+// are alike, as the layers of a model are, are one.
 
 const ROW = 28;
 const NARROWEST = 3;
@@ -11,7 +12,7 @@ class ModuleTree {
     this.root = modules.findIndex((module) => module.parent < 0);
     this.top = this.root;
     this.chosen = this.root;
-    this.plan = data.chosen;
+    this.hidesViews = true;
     this.made = new Float64Array(ops.length);
     this.keeps = new Float64Array(ops.length);
     this.sums = { activations: this.activations(plain), time: this.times(), freed: null };
@@ -28,7 +29,6 @@ class ModuleTree {
   }
 
   set(plan) {
-    this.plan = plan;
     this.freed = new Float64Array(modules.length);
     this.decisions = new Map();
     for (const [module, start, freed, policy] of plan.regions) {
@@ -36,8 +36,49 @@ class ModuleTree {
       [...data.policies[policy]].forEach((decision, offset) => this.decisions.set(start + offset, decision));
     }
     this.sums.freed = this.upwards(Float64Array.from(this.freed));
+    this.fold();
+    this.chosen = this.first[this.chosen] ?? this.chosen;
     this.draw();
     this.list();
+  }
+
+  // Modules are alike if they are of one class, their operators do and keep the same under the plan, and so do those inside.
+  fold() {
+    const own = modules.map(() => []);
+    for (let op = 0; op < ops.length; op++) {
+      const module = ops.module[op] - 1;
+      if (module >= 0) own[module].push(`${ops.phase[op]} ${ops.name[op]} ${ops.time[op]} ${this.made[op]} ${this.keeps[op]} ${this.decisions.get(op) ?? ""}`);
+    }
+    const kinds = new Map();
+    const kind = new Array(modules.length);
+    this.groups = new Array(modules.length);
+    // For every module, the first of those that it is one with.
+    this.first = modules.map((_, module) => module);
+    for (let module = modules.length - 1; module >= 0; module--) {
+      const groups = [];
+      for (const child of modules[module].children) {
+        const last = groups[groups.length - 1];
+        if (last && kind[last[0]] === kind[child] && /^\d+$/.test(modules[child].name)) last.push(child);
+        else groups.push([child]);
+      }
+      for (const group of groups) for (const child of group) this.first[child] = group[0];
+      this.groups[module] = groups;
+      const key = [modules[module].kind, this.freed[module], ...own[module], "in", ...modules[module].children.map((child) => kind[child])].join("\n");
+      if (!kinds.has(key)) kinds.set(key, kinds.size);
+      kind[module] = kinds.get(key);
+    }
+  }
+
+  // The neighbours that a module stands for.
+  alike(module) {
+    return this.groups?.[modules[module].parent]?.find((group) => group[0] === module) ?? [module];
+  }
+
+  // Its name, with those that it stands for: layers.0-31.
+  named(module, name) {
+    const group = this.alike(module);
+    if (group.length < 2) return name;
+    return `${name}-${modules[group[group.length - 1]].name}`;
   }
 
   // A module takes what it takes itself and what those in it take.
@@ -80,44 +121,45 @@ class ModuleTree {
   draw() {
     const width = this.icicle.clientWidth;
     const sums = this.sums[this.mode];
-    if (!width || !sums || this.root < 0) return;
+    if (!width || !sums || this.root < 0 || !this.groups) return;
     const cells = [];
     let deepest = 0;
-    const place = (module, from, to, depth) => {
+    const place = (module, from, to, depth, many) => {
       if (to - from < NARROWEST) return;
       deepest = Math.max(deepest, depth);
-      cells.push(this.cell(module, from, to, depth, sums));
+      cells.push(this.cell(module, from, to, depth, sums, many));
       let at = from;
-      for (const child of modules[module].children) {
-        const share = sums[module] > 0 ? (sums[child] / sums[module]) * (to - from) : 0;
-        place(child, at, at + share, depth + 1);
+      for (const group of this.groups[module]) {
+        const share = sums[module] > 0 ? ((sums[group[0]] * group.length) / sums[module]) * (to - from) : 0;
+        place(group[0], at, at + share, depth + 1, group.length);
         at += share;
       }
     };
-    place(this.top, 0, width, 0);
+    place(this.top, 0, width, 0, 1);
     this.icicle.style.height = `${(deepest + 1) * ROW}px`;
     const focused = this.icicle.contains(document.activeElement);
     this.icicle.replaceChildren(...cells);
     // One cell is reached by Tab: the chosen one, or else the nearest around it.
     let reached = this.chosen;
-    while (reached >= 0 && !this.cellOf(reached)) reached = modules[reached].parent;
+    while (reached >= 0 && !this.cellOf(reached)) reached = this.first[modules[reached].parent] ?? -1;
     const cell = this.cellOf(reached) ?? this.icicle.firstElementChild;
     if (cell) cell.tabIndex = 0;
     if (focused) cell?.focus();
     this.drawPath(sums);
   }
 
-  cell(module, from, to, depth, sums) {
+  cell(module, from, to, depth, sums, many) {
     const { name, inner, kind } = modules[module];
-    const value = sums[module];
-    const share = sums[this.top] > 0 ? value / sums[this.top] : 0;
+    const value = sums[module] * many;
+    const share = sums[this.top] > 0 ? Math.min(1, value / sums[this.top]) : 0;
+    const times = many > 1 ? `${count(many)}× ` : "";
     const button = element("button", {
       type: "button", role: "treeitem", "data-module": module, "aria-selected": module === this.chosen, tabindex: module === this.chosen ? 0 : -1,
       "aria-current": module === this.chosen, "aria-level": depth + 1,
-      title: `${inner} (${kind}): ${this.text(value)}, ${percent(share)}`,
+      title: `${this.named(module, inner)} (${times}${kind}): ${this.text(value)}${many > 1 ? `, each ${this.text(sums[module])}` : ""}, ${percent(share)}`,
       class: this.freed?.[module] > 0 ? "planned" : null,
       onclick: () => this.choose(module), ondblclick: () => this.zoom(module),
-    }, to - from > 30 ? `${name} ${to - from > 130 ? this.text(value) : ""}` : "");
+    }, to - from > 30 ? `${this.named(module, name)} ${to - from > 130 ? times + this.text(sums[module]) : ""}` : "");
     button.style.left = `${from}px`;
     button.style.width = `${to - from}px`;
     button.style.top = `${depth * ROW}px`;
@@ -163,8 +205,9 @@ class ModuleTree {
   }
 
   typed(event) {
-    const { parent, children } = modules[this.chosen];
-    const siblings = modules[parent]?.children ?? [this.chosen];
+    const { parent } = modules[this.chosen];
+    const firsts = (module) => this.groups[module]?.map((group) => group[0]) ?? [];
+    const siblings = parent >= 0 ? firsts(parent) : [this.chosen];
     const beside = (by) => siblings[siblings.indexOf(this.chosen) + by];
     const drawn = (module) => (module != null && this.cellOf(module) ? module : null);
     const go = (module) => {
@@ -175,8 +218,8 @@ class ModuleTree {
     const keys = {
       ArrowRight: () => go(beside(1)),
       ArrowLeft: () => go(beside(-1)),
-      ArrowDown: () => go(children.find((child) => drawn(child) != null)),
-      ArrowUp: () => go(parent),
+      ArrowDown: () => go(firsts(this.chosen).find((child) => drawn(child) != null)),
+      ArrowUp: () => go(this.first[parent]),
       Enter: () => {
         this.zoom(this.chosen);
         this.focus(this.chosen);
@@ -191,39 +234,63 @@ class ModuleTree {
     keys[event.key]();
   }
 
-  // The forward operators of the chosen module and of those in it.
+  // The forward operators of the chosen module and of those in it; what is alike is listed once.
   list(most = PAGE) {
-    const inside = new Set();
-    const add = (module) => {
-      inside.add(module);
-      modules[module].children.forEach(add);
+    const many = new Map();
+    const add = (module, times) => {
+      many.set(module, times);
+      for (const group of this.groups[module]) add(group[0], times * group.length);
     };
-    if (this.root >= 0) add(this.chosen);
+    if (this.root >= 0) add(this.chosen, 1);
     const rows = [];
-    let [forward, backward, total] = [0, 0, 0];
+    let [forward, backward, total, hidden] = [0, 0, 0, 0];
     for (let op = 0; op < ops.length; op++) {
-      if (!inside.has(ops.module[op] - 1)) continue;
-      if (ops.phase[op] === 1) backward += opTime(op);
+      const times = many.get(ops.module[op] - 1);
+      if (!times) continue;
+      if (ops.phase[op] === 1) backward += opTime(op) * times;
       if (ops.phase[op] !== 0) continue;
-      forward += opTime(op);
+      forward += opTime(op) * times;
+      if (this.hidesViews && !(opTime(op) > 0) && !(this.made[op] > 0)) {
+        hidden += 1;
+        continue;
+      }
       total += 1;
-      if (total > most) continue;
-      const decision = { s: "saved", r: "recomputed" }[this.decisions?.get(op)] ?? "";
-      const kind = { saved: "save", recomputed: "recompute" }[decision];
-      rows.push([count(op + 1), opName(op), opModule(op).inner, [decision, kind], millis(opTime(op)), bytes(this.made[op]), bytes(this.keeps[op])]);
+      if (total <= most) rows.push(this.row(op, times));
     }
     const columns = [["", "number"], ["operator", "name"], ["in", "name"], ["the plan", ""], ["time", "number"], ["makes", "number"], ["there after forward", "number"]];
-    const title = this.root < 0 ? "No modules" : `${modules[this.chosen].inner} (${modules[this.chosen].kind}): ${count(total)} forward operators, forward ${millis(forward)}, backward ${millis(backward)}`;
-    const further = () => {
+    this.operators.replaceChildren(...this.listed(this.title(total, forward, backward), columns, rows, hidden, total > most && (() => this.list(most + 5 * PAGE)), total));
+  }
+
+  row(op, times) {
+    const decision = { s: "saved", r: "recomputed" }[this.decisions?.get(op)] ?? "";
+    const kind = { saved: "save", recomputed: "recompute" }[decision];
+    return [times > 1 ? `${count(times)}×` : "", opName(op), opModule(op).alike, [decision, kind], millis(opTime(op)), bytes(this.made[op]), bytes(this.keeps[op])];
+  }
+
+  title(total, forward, backward) {
+    if (this.root < 0) return "No modules";
+    const { inner, kind } = modules[this.chosen];
+    const group = this.alike(this.chosen);
+    const each = group.length > 1 ? `${count(group.length)} alike, each with ` : "";
+    return `${this.named(this.chosen, inner)} (${kind}): ${each}${count(total)} kinds of forward operators, forward ${millis(forward)}, backward ${millis(backward)}`;
+  }
+
+  listed(title, columns, rows, hidden, further, total) {
+    const more = () => {
       const { scrollTop } = this.operators.querySelector(".tall");
-      this.list(most + 5 * PAGE);
+      further();
       const longer = this.operators.querySelector(".tall");
       longer.scrollTop = scrollTop;
       longer.focus();
     };
-    const more = total > most
-      ? element("button", { type: "button", onclick: further }, `Show more of ${count(total)}`)
-      : null;
-    this.operators.replaceChildren(table(title, columns, rows, "scroll tall"), ...(more ? [more] : []));
+    const toggle = () => {
+      this.hidesViews = !this.hidesViews;
+      this.list();
+      this.operators.querySelector(".views")?.focus();
+    };
+    const views = hidden || !this.hidesViews
+      ? element("button", { type: "button", class: "views", "aria-pressed": !this.hidesViews, onclick: toggle },
+        this.hidesViews ? `Show ${count(hidden)} views and empty operators` : "Hide views and empty operators") : null;
+    return [table(title, columns, rows, "scroll tall"), element("p", { class: "tools" }, further ? element("button", { type: "button", onclick: more }, `Show more of ${count(total)}`) : null, views)];
   }
 }

@@ -14,11 +14,10 @@ const showPeak = (parent) => {
     element("p", null, element("strong", null, `Without a plan it is ${bytes(peak)}${each}`), `, ${at.words}.${operator}`),
     peak > 0 && element("div", { class: "beside" },
       table("By category", [["category"], ["bytes", "number"], ["share", "number"]], shares),
-      table("The largest there", [["bytes", "number"], ["", "number"], ["category"], ["made by", "name"], ["in", "name"], ["held by", "name"]], rows)));
+      table("Largest tensors at the peak", [["bytes", "number"], ["", "number"], ["category"], ["made by", "name"], ["in", "name"], ["held by", "name"]], rows)));
   if (!remedies.length) return;
   const cheapest = remedies.slice(0, WAYS);
-  const names = ["way", "two ways", "three ways"][cheapest.length - 1];
-  parent.append(element("h3", null, `The ${cheapest.length > 1 ? names.replace(" ", " cheapest ") : "way"} down`),
+  parent.append(element("h3", null, "Cheapest ways to reduce the peak"),
     element("ol", { class: "ways" }, cheapest.map(way)));
   if (together) {
     const all = cheapest.length === 2 ? "Both" : "All three";

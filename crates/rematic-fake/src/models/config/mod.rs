@@ -1,19 +1,43 @@
 //! Hugging Face `config.json` files.
 
+mod decoder;
+
 use rematic_trace::Dtype;
 use serde_json::{Map, Value};
 
 use super::Architecture;
 use super::causal_lm::Activation;
+use super::decoder::Family;
+use super::gpt_neox::GptNeoxConfig;
 use super::gpt2::Gpt2Config;
-use super::llama::{Family, LlamaConfig, Window, WindowLayers};
 use crate::error::FakeError;
 
-/// The model types that have a front end.
-pub(super) const SUPPORTED: [&str; 5] = ["gpt2", "llama", "mistral", "qwen2", "qwen3"];
+/// The decoders that have a front end, by `model_type`.
+const DECODERS: [(&str, Family); 14] = [
+    ("llama", Family::Llama),
+    ("mistral", Family::Mistral),
+    ("qwen2", Family::Qwen2),
+    ("qwen3", Family::Qwen3),
+    ("gemma", Family::Gemma),
+    ("gemma2", Family::Gemma2),
+    ("gemma3_text", Family::Gemma3),
+    ("phi3", Family::Phi3),
+    ("olmo2", Family::Olmo2),
+    ("granite", Family::Granite),
+    ("cohere", Family::Cohere),
+    ("mixtral", Family::Mixtral),
+    ("qwen2_moe", Family::Qwen2Moe),
+    ("qwen3_moe", Family::Qwen3Moe),
+];
 
 /// Rotary embeddings of these types differ only in their frequencies, not in what runs.
 const ROPE_TYPES: [&str; 4] = ["default", "linear", "llama3", "yarn"];
+
+/// All model types that have a front end.
+fn supported() -> String {
+    let decoders = DECODERS.iter().map(|(name, _)| *name);
+    ["gpt2", "gpt_neox"].into_iter().chain(decoders).collect::<Vec<_>>().join(", ")
+}
 
 /// What a config says that is not architecture.
 pub(super) struct Parsed {
@@ -34,17 +58,16 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
     let config = Config { file, fields };
     config.refuse_quantization()?;
     let found = config.text("model_type")?.ok_or_else(|| config.fault("model_type", "is missing"))?;
-    let architecture = match found {
-        "gpt2" => gpt2(&config)?,
-        "llama" => llama(&config, Family::Llama)?,
-        "mistral" => llama(&config, Family::Mistral)?,
-        "qwen2" => llama(&config, Family::Qwen2)?,
-        "qwen3" => llama(&config, Family::Qwen3)?,
-        other => {
+    let family = DECODERS.iter().find(|(name, _)| *name == found);
+    let architecture = match (found, family) {
+        ("gpt2", _) => gpt2(&config)?,
+        ("gpt_neox", _) => gpt_neox(&config)?,
+        (_, Some((_, family))) => Architecture::Decoder(decoder::parse(&config, *family)?),
+        (other, None) => {
             return Err(FakeError::UnsupportedFamily {
                 file: file.to_owned(),
                 found: other.to_owned(),
-                supported: SUPPORTED.join(", "),
+                supported: supported(),
             });
         }
     };
@@ -77,79 +100,26 @@ fn gpt2(config: &Config<'_>) -> Result<Architecture, FakeError> {
     }))
 }
 
-fn llama(config: &Config<'_>, family: Family) -> Result<Architecture, FakeError> {
-    for field in ["rope_scaling", "rope_parameters"] {
-        let Some(Value::Object(rope)) = config.fields.get(field) else { continue };
-        let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str).unwrap_or("default");
-        if !ROPE_TYPES.contains(&kind) {
-            let instead = format!("supported are {}", ROPE_TYPES.join(", "));
-            return Err(config.unsupported(&format!("{field} of type `{kind}`"), &instead));
-        }
-    }
+fn gpt_neox(config: &Config<'_>) -> Result<Architecture, FakeError> {
+    config.refuse_rope_types()?;
     let hidden = config.count("hidden_size")?;
     let heads = config.count("num_attention_heads")?;
-    let default_key_heads = if family == Family::Mistral { 8 } else { heads };
-    let key_heads = config.count_or("num_key_value_heads", default_key_heads)?;
-    config.divides(("num_key_value_heads", key_heads), ("num_attention_heads", heads))?;
-    let default_head_dim = if family == Family::Qwen3 { 128 } else { hidden / heads };
-    let head_dim = config.count_or("head_dim", default_head_dim)?;
-    if family == Family::Llama || config.fields.get("head_dim").is_none_or(Value::is_null) && family != Family::Qwen3 {
-        config.divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
-    }
-    if !head_dim.is_multiple_of(2) {
-        return Err(config.fault("head_dim", &format!("is {head_dim}; rotary embeddings need an even width")));
-    }
-    let layers = config.count("num_hidden_layers")?;
-    let attention_bias = match family {
-        Family::Mistral => false,
-        Family::Qwen2 => true,
-        Family::Llama | Family::Qwen3 => config.flag_or("attention_bias", false)?,
-    };
-    Ok(Architecture::Llama(LlamaConfig {
-        family,
+    config.divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
+    let share = config.rope_field("partial_rotary_factor").or_else(|| config.get("rotary_pct"));
+    Ok(Architecture::GptNeox(GptNeoxConfig {
         vocab: config.count("vocab_size")?,
         hidden,
         intermediate: config.count("intermediate_size")?,
-        layers,
+        layers: config.count("num_hidden_layers")?,
         heads,
-        key_heads,
-        head_dim,
-        activation: config.activation("hidden_act", Activation::Silu)?,
+        rotary_dim: config.rotary_dim(share, 0.25, hidden / heads)?,
+        activation: config.activation("hidden_act", Activation::Gelu)?,
         tied: config.flag_or("tie_word_embeddings", false)?,
-        qkv_bias: attention_bias,
-        output_bias: attention_bias && family != Family::Qwen2,
-        mlp_bias: family == Family::Llama && config.flag_or("mlp_bias", false)?,
+        attention_bias: config.flag_or("attention_bias", true)?,
+        parallel: config.flag_or("use_parallel_residual", true)?,
         attention_dropout: config.probability_or("attention_dropout", 0.0)?,
-        window: window(config, family, layers)?,
-        group: None,
+        hidden_dropout: config.probability_or("hidden_dropout", 0.0)?,
     }))
-}
-
-/// The sliding window that is in force, and in which layers.
-fn window(config: &Config<'_>, family: Family, layers: u64) -> Result<Option<Window>, FakeError> {
-    let in_force = match family {
-        Family::Llama => false,
-        Family::Mistral => true,
-        Family::Qwen2 | Family::Qwen3 => config.flag_or("use_sliding_window", false)?,
-    };
-    let size = if !in_force || config.fields.get("sliding_window").is_some_and(Value::is_null) {
-        None
-    } else {
-        Some(config.count_or("sliding_window", 4096)?)
-    };
-    let layers = match family {
-        Family::Llama | Family::Mistral => WindowLayers::All,
-        Family::Qwen2 | Family::Qwen3 => match config.layer_types(layers)? {
-            Some(listed) if size.is_none() && listed.contains(&true) => {
-                let problem =
-                    "lists sliding_attention, but no window is in force; set use_sliding_window and sliding_window";
-                return Err(config.fault("layer_types", problem));
-            }
-            Some(listed) => WindowLayers::Listed(listed),
-            None => WindowLayers::From(config.whole_or("max_window_layers", 28)?),
-        },
-    };
-    Ok(size.map(|size| Window { size, layers }))
 }
 
 fn dtype(config: &Config<'_>) -> Result<Option<Dtype>, FakeError> {
@@ -182,9 +152,51 @@ impl Config<'_> {
         let Some(quantization) = self.get("quantization_config") else { return Ok(()) };
         let method = quantization.get("quant_method").and_then(Value::as_str);
         let what = format!("quantization_config{}", method.map_or_else(String::new, |method| format!(" ({method})")));
-        let instead = "quantized weights are smaller than counted here and are not trained; remove the field to plan the \
-                       training of the unquantized model";
-        Err(self.unsupported(&what, instead))
+        Err(FakeError::Quantized { file: self.file.to_owned(), what })
+    }
+
+    /// Refuses rotary embeddings that run other operators.
+    fn refuse_rope_types(&self) -> Result<(), FakeError> {
+        for field in ["rope_scaling", "rope_parameters"] {
+            let Some(Value::Object(rope)) = self.fields.get(field) else { continue };
+            // Some families have one for each kind of layer.
+            let inner = rope.values().filter_map(Value::as_object);
+            for rope in [rope].into_iter().chain(inner) {
+                let kind =
+                    rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str).unwrap_or("default");
+                if !ROPE_TYPES.contains(&kind) {
+                    let instead = format!("supported are {}", ROPE_TYPES.join(", "));
+                    return Err(self.unsupported(&format!("{field} of type `{kind}`"), &instead));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A field of the rotary embeddings, in the newer or the older spelling.
+    fn rope_field(&self, field: &str) -> Option<&Value> {
+        ["rope_parameters", "rope_scaling"].into_iter().find_map(|place| self.get(place)?.get(field))
+    }
+
+    /// How many of a head's numbers turn: a share of them.
+    fn rotary_dim(&self, share: Option<&Value>, default: f64, head_dim: u64) -> Result<u64, FakeError> {
+        let field = "partial_rotary_factor";
+        let share = match share {
+            None => default,
+            Some(value) => value
+                .as_f64()
+                .filter(|share| *share > 0.0 && *share <= 1.0)
+                .ok_or_else(|| self.fault(field, &format!("is {value}; it must be above 0 and at most 1")))?,
+        };
+        // Python's `int` cuts off, too.
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a number of 64 bits")]
+        let width = (head_dim as f64 * share) as u64;
+        if width == 0 || !width.is_multiple_of(2) {
+            let problem =
+                format!("leaves {width} of the {head_dim} numbers of a head; rotary embeddings need an even number");
+            return Err(self.fault(field, &problem));
+        }
+        Ok(width)
     }
 
     /// A field that is there and not null.
@@ -214,6 +226,10 @@ impl Config<'_> {
 
     fn count_or(&self, field: &str, default: u64) -> Result<u64, FakeError> {
         if self.get(field).is_some() { self.count(field) } else { Ok(default) }
+    }
+
+    fn count_named_or(&self, names: &[&str], default: u64) -> Result<u64, FakeError> {
+        if names.iter().any(|name| self.get(name).is_some()) { self.count_named(names) } else { Ok(default) }
     }
 
     /// A count that may be zero.

@@ -1,0 +1,182 @@
+//! Self-attention of decoders.
+
+use super::norm::Norm;
+use super::rotary::Rotation;
+use super::{DecoderConfig, Family, Keywords, whole_sequence};
+use crate::models::causal_lm;
+use crate::nn::{Linear, Scope};
+use crate::parallel::TensorParallel;
+use crate::tensor::Tensor;
+use crate::{Attention, AttentionKernel};
+
+pub(super) struct SelfAttention {
+    scope: Scope,
+    projections: Projections,
+    o_proj: Linear,
+    norms: Option<(Norm, Norm)>,
+    order: Order,
+    rotation: Rotation,
+    head_dim: u64,
+    heads: u64,
+    key_heads: u64,
+    attention: Attention,
+    /// Soft-capping: transformers computes attention with plain operators then.
+    softcapped: Option<bool>,
+    group: Option<TensorParallel>,
+}
+
+enum Projections {
+    Separate { q_proj: Linear, k_proj: Linear, v_proj: Linear },
+    Fused { qkv_proj: Linear },
+}
+
+/// When heads are split, normalized and transposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// All of it for queries, then keys, then values.
+    EachInTurn,
+    /// Norms of all heads together, before they are split.
+    NormsFirst,
+    /// Norms between splitting and transposing.
+    NormsBetween,
+    /// Norms at the end.
+    NormsLast,
+}
+
+/// What attention gives: the result, and the weights where plain operators compute it.
+pub(super) struct Attended {
+    pub(super) output: Tensor,
+    pub(super) weights: Option<Tensor>,
+}
+
+impl SelfAttention {
+    pub(super) fn new(parent: &Scope, config: &DecoderConfig, kernel: AttentionKernel) -> Self {
+        let family = config.family;
+        let scope = parent.child("self_attn", &format!("{}Attention", family.prefix()));
+        let (heads, key_heads) = (config.share(config.heads), config.share(config.key_heads));
+        let (queries, keys) = (heads.saturating_mul(config.head_dim), key_heads.saturating_mul(config.head_dim));
+        let linear = |name, inputs, outputs, bias| Linear::new(&scope, name, inputs, outputs, bias);
+        let output = || linear("o_proj", queries, config.hidden, config.output_bias);
+        let (projections, o_proj) = if family == Family::Phi3 {
+            let o_proj = output();
+            let all = queries.saturating_add(keys.saturating_mul(2));
+            (Projections::Fused { qkv_proj: linear("qkv_proj", config.hidden, all, config.qkv_bias) }, o_proj)
+        } else {
+            let separate = Projections::Separate {
+                q_proj: linear("q_proj", config.hidden, queries, config.qkv_bias),
+                k_proj: linear("k_proj", config.hidden, keys, config.qkv_bias),
+                v_proj: linear("v_proj", config.hidden, keys, config.qkv_bias),
+            };
+            (separate, output())
+        };
+        let norm =
+            |name, shape: &[u64]| Norm::new(&scope, name, (family.norm(), &family.norm_class()), shape, config.group);
+        let of_heads = |q: &[u64], k: &[u64]| Some((norm("q_norm", q), norm("k_norm", k)));
+        let width = config.head_dim;
+        let (order, norms) = match family {
+            Family::Qwen3 | Family::Qwen3Moe => (Order::EachInTurn, of_heads(&[width], &[width])),
+            Family::Gemma3 => (Order::NormsLast, of_heads(&[width], &[width])),
+            Family::Olmo2 => (Order::NormsFirst, of_heads(&[queries], &[keys])),
+            Family::Cohere => {
+                let norms = config.qk_norm.then(|| of_heads(&[heads, width], &[key_heads, width]));
+                (Order::NormsBetween, norms.flatten())
+            }
+            _ => (Order::EachInTurn, None),
+        };
+        SelfAttention {
+            projections,
+            o_proj,
+            norms,
+            order,
+            rotation: family.rotation(),
+            head_dim: config.head_dim,
+            heads,
+            key_heads,
+            attention: Attention { kernel, dropout: config.attention_dropout, ..Attention::default() },
+            softcapped: (family == Family::Gemma2).then_some(config.attention_softcap),
+            group: config.group,
+            scope,
+        }
+    }
+
+    /// Called with keyword arguments only.
+    pub(super) fn forward(&self, input: &Tensor, keywords: &Keywords<'_>) -> Attended {
+        let input = &whole_sequence(input, self.group);
+        let mut arguments = vec![input];
+        arguments.extend(keywords.tensors());
+        let mut kept = None;
+        let output = self.scope.call_with(&[], &arguments, || {
+            let (batch, seq) = (input.size(0), input.size(1));
+            // What all three are views of is a variable of its own.
+            let (_projected, [mut queries, mut keys, values]) = self.split(input);
+            (queries, keys) = self.rotation.apply(&queries, &keys, keywords.rotary);
+            let (mut output, weights) = match self.softcapped {
+                Some(capped) => {
+                    let (output, weights) =
+                        causal_lm::attend_eagerly(self.attention, [&queries, &keys, &values], keywords.mask, capped);
+                    (output, Some(weights))
+                }
+                None => (causal_lm::attend(self.attention, &queries, &keys, &values, keywords.mask), None),
+            };
+            output = output.reshape(&[batch, seq, self.heads.saturating_mul(self.head_dim)]);
+            output = self.o_proj.forward_rows(&output, self.group);
+            kept = weights.clone();
+            [output].into_iter().chain(weights).collect::<Vec<Tensor>>()
+        });
+        let output = output.into_iter().next().unwrap_or_else(|| input.clone());
+        Attended { output, weights: kept }
+    }
+
+    /// Heads of queries, keys and values: `[batch, heads, positions, width]`; and what they are parts of, if they are.
+    fn split(&self, input: &Tensor) -> (Option<Tensor>, [Tensor; 3]) {
+        let (batch, seq) = (input.size(0), input.size(1));
+        // Takes what it splits: that goes at once.
+        let split = |flat: Tensor, heads: u64| flat.view(&[batch, seq, heads, self.head_dim]);
+        let counts = [self.heads, self.key_heads, self.key_heads];
+        let (q_proj, k_proj, v_proj) = match &self.projections {
+            Projections::Separate { q_proj, k_proj, v_proj } => (q_proj, k_proj, v_proj),
+            Projections::Fused { qkv_proj } => {
+                let projected = qkv_proj.forward(input);
+                let ends = [self.heads, self.heads + self.key_heads, self.heads + 2 * self.key_heads];
+                let starts = [0, ends[0], ends[1]];
+                let part =
+                    |index: usize| projected.slice(-1, starts[index] * self.head_dim, ends[index] * self.head_dim);
+                let [queries, keys, values] = [part(0), part(1), part(2)];
+                let heads = [(queries, 0), (keys, 1), (values, 2)]
+                    .map(|(flat, index)| split(flat, counts[index]).transpose(1, 2));
+                return (Some(projected), heads);
+            }
+        };
+        let norm = |first: bool| self.norms.as_ref().map(|(query, key)| if first { query } else { key });
+        let project = |projection: &Linear| projection.forward_columns(input, self.group);
+        let normed = |tensor: Tensor, first: bool| match norm(first) {
+            Some(norm) => norm.forward_heads(&tensor, self.group),
+            None => tensor,
+        };
+        let three = match self.order {
+            Order::EachInTurn => {
+                let queries = normed(split(project(q_proj), counts[0]), true).transpose(1, 2);
+                let keys = normed(split(project(k_proj), counts[1]), false).transpose(1, 2);
+                [queries, keys, split(project(v_proj), counts[2]).transpose(1, 2)]
+            }
+            Order::NormsFirst => {
+                let queries = normed(project(q_proj), true);
+                let keys = normed(project(k_proj), false);
+                let values = project(v_proj);
+                [(queries, 0), (keys, 1), (values, 2)].map(|(flat, index)| split(flat, counts[index]).transpose(1, 2))
+            }
+            Order::NormsBetween => {
+                let [queries, keys, values] = [(q_proj, 0), (k_proj, 1), (v_proj, 2)]
+                    .map(|(projection, index)| split(project(projection), counts[index]));
+                let (queries, keys) = (normed(queries, true), normed(keys, false));
+                [queries, keys, values].map(|heads| heads.transpose(1, 2))
+            }
+            Order::NormsLast => {
+                let [queries, keys, values] = [(q_proj, 0), (k_proj, 1), (v_proj, 2)]
+                    .map(|(projection, index)| split(project(projection), counts[index]).transpose(1, 2));
+                [normed(queries, true), normed(keys, false), values]
+            }
+        };
+        (None, three)
+    }
+}

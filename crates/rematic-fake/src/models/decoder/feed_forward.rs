@@ -1,0 +1,112 @@
+//! The feed-forward networks of decoders.
+
+use super::experts::SparseMoeBlock;
+use super::{DecoderConfig, Family, whole_sequence};
+use crate::models::causal_lm::Activation;
+use crate::nn::{Linear, Scope};
+use crate::parallel::TensorParallel;
+use crate::tensor::Tensor;
+
+/// What a layer has behind its attention.
+pub(super) enum FeedForward {
+    Gated(Mlp),
+    Fused(FusedMlp),
+    Experts(SparseMoeBlock),
+}
+
+impl FeedForward {
+    pub(super) fn new(parent: &Scope, index: u64, config: &DecoderConfig) -> Self {
+        match &config.experts {
+            Some(experts) if experts.has(index) => FeedForward::Experts(SparseMoeBlock::new(parent, config, experts)),
+            _ if config.family == Family::Phi3 => FeedForward::Fused(FusedMlp::new(parent, config)),
+            _ => FeedForward::Gated(Mlp::new(parent, "mlp", config, config.intermediate)),
+        }
+    }
+
+    pub(super) fn forward(&self, input: &Tensor) -> Tensor {
+        match self {
+            FeedForward::Gated(mlp) => mlp.forward(input),
+            FeedForward::Fused(mlp) => mlp.forward(input),
+            FeedForward::Experts(block) => block.forward(input),
+        }
+    }
+}
+
+/// Two projections up, one of them through the activation, and one down.
+pub(super) struct Mlp {
+    scope: Scope,
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+    act_fn: Scope,
+    activation: Activation,
+    group: Option<TensorParallel>,
+}
+
+impl Mlp {
+    pub(super) fn new(parent: &Scope, name: &str, config: &DecoderConfig, wide: u64) -> Self {
+        let scope = parent.child(name, &format!("{}MLP", config.family.prefix()));
+        let (hidden, wide, bias) = (config.hidden, config.share(wide), config.mlp_bias);
+        Mlp {
+            gate_proj: Linear::new(&scope, "gate_proj", hidden, wide, bias),
+            up_proj: Linear::new(&scope, "up_proj", hidden, wide, bias),
+            down_proj: Linear::new(&scope, "down_proj", wide, hidden, bias),
+            act_fn: scope.child("act_fn", config.activation.class()),
+            activation: config.activation,
+            group: config.group,
+            scope,
+        }
+    }
+
+    pub(super) fn forward(&self, input: &Tensor) -> Tensor {
+        let input = &whole_sequence(input, self.group);
+        self.scope.call(&[input], || {
+            let product = {
+                let activated = {
+                    let gate = self.gate_proj.forward_columns(input, self.group);
+                    self.activation.forward(&self.act_fn, &gate)
+                };
+                let up = self.up_proj.forward_columns(input, self.group);
+                activated.mul(&up)
+            };
+            self.down_proj.forward_rows(&product, self.group)
+        })
+    }
+}
+
+/// Phi-3's: both projections up are one.
+pub(super) struct FusedMlp {
+    scope: Scope,
+    gate_up_proj: Linear,
+    down_proj: Linear,
+    activation_fn: Scope,
+    activation: Activation,
+}
+
+impl FusedMlp {
+    fn new(parent: &Scope, config: &DecoderConfig) -> Self {
+        let scope = parent.child("mlp", &format!("{}MLP", config.family.prefix()));
+        let (hidden, wide) = (config.hidden, config.intermediate);
+        FusedMlp {
+            gate_up_proj: Linear::new(&scope, "gate_up_proj", hidden, wide.saturating_mul(2), false),
+            down_proj: Linear::new(&scope, "down_proj", wide, hidden, false),
+            activation_fn: scope.child("activation_fn", config.activation.class()),
+            activation: config.activation,
+            scope,
+        }
+    }
+
+    fn forward(&self, input: &Tensor) -> Tensor {
+        self.scope.call(&[input], || {
+            let [gate, mut up] = {
+                let both = self.gate_up_proj.forward(input);
+                both.split_into::<2>(-1)
+            };
+            up = {
+                let activated = self.activation.forward(&self.activation_fn, &gate);
+                up.mul(&activated)
+            };
+            self.down_proj.forward(&up)
+        })
+    }
+}

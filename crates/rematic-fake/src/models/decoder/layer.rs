@@ -1,0 +1,134 @@
+//! One layer of a decoder: attention, feed-forward, and the norms around them.
+
+use super::attention::SelfAttention;
+use super::feed_forward::FeedForward;
+use super::norm::Norm;
+use super::{DecoderConfig, Family, Keywords};
+use crate::AttentionKernel;
+use crate::nn::{Dropout, Scope};
+use crate::parallel::TensorParallel;
+use crate::tensor::Tensor;
+
+/// Where the norms of a layer stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrangement {
+    /// One before attention, one before the feed-forward network.
+    Before,
+    /// One behind each.
+    Behind,
+    /// Before and behind.
+    Around,
+    /// One before both, which run beside each other.
+    Parallel,
+}
+
+pub(super) struct DecoderLayer {
+    scope: Scope,
+    arrangement: Arrangement,
+    self_attn: SelfAttention,
+    mlp: FeedForward,
+    /// In the order in which they are used.
+    norms: Vec<Norm>,
+    dropouts: Option<(Dropout, Dropout)>,
+    /// Whether what is added to the residual is scaled.
+    scaled: bool,
+    group: Option<TensorParallel>,
+}
+
+impl DecoderLayer {
+    pub(super) fn new(list: &Scope, index: u64, config: &DecoderConfig, kernel: AttentionKernel) -> Self {
+        let family = config.family;
+        let scope = list.child(&index.to_string(), &format!("{}DecoderLayer", family.prefix()));
+        let arrangement = family.arrangement();
+        let self_attn = SelfAttention::new(&scope, config, kernel);
+        let mlp = FeedForward::new(&scope, index, config);
+        let names: &[&str] = match arrangement {
+            Arrangement::Before => &["input_layernorm", "post_attention_layernorm"],
+            Arrangement::Behind => &["post_attention_layernorm", "post_feedforward_layernorm"],
+            Arrangement::Around => &[
+                "input_layernorm",
+                "post_attention_layernorm",
+                "pre_feedforward_layernorm",
+                "post_feedforward_layernorm",
+            ],
+            Arrangement::Parallel => &["input_layernorm"],
+        };
+        let kind = (family.norm(), family.norm_class());
+        let norm = |name: &&str| Norm::new(&scope, name, (kind.0, &kind.1), &[config.hidden], config.group);
+        let norms = names.iter().map(norm).collect();
+        let dropout = |name| Dropout::new(&scope, name, config.resid_dropout);
+        let dropouts = (family == Family::Phi3).then(|| (dropout("resid_attn_dropout"), dropout("resid_mlp_dropout")));
+        let scaled = family == Family::Granite;
+        DecoderLayer { arrangement, self_attn, mlp, norms, dropouts, scaled, group: config.group, scope }
+    }
+
+    pub(super) fn forward(&self, input: &Tensor, keywords: &Keywords<'_>) -> Tensor {
+        self.scope.call_with(&[input], &keywords.tensors(), || match (self.arrangement, self.norms.as_slice()) {
+            (Arrangement::Before, [first, second]) => self.normed_before(input, keywords, first, second),
+            (Arrangement::Behind, [first, second]) => self.normed_behind(input, keywords, first, second),
+            (Arrangement::Around, [first, second, third, fourth]) => {
+                self.normed_around(input, keywords, [first, second, third, fourth])
+            }
+            (_, norms) => self.in_parallel(input, keywords, norms),
+        })
+    }
+
+    fn normed_before(&self, input: &Tensor, keywords: &Keywords<'_>, first: &Norm, second: &Norm) -> Tensor {
+        let mut residual = input.clone();
+        let mut hidden = first.forward_part(input, self.group);
+        let attended = self.self_attn.forward(&hidden, keywords);
+        // The weights are a variable of their own, which nobody looks at.
+        let _weights = attended.weights;
+        hidden = attended.output;
+        hidden = self.added(&residual, hidden, true);
+        residual = hidden.clone();
+        hidden = second.forward_part(&hidden, self.group);
+        hidden = self.mlp.forward(&hidden);
+        self.added(&residual, hidden, false)
+    }
+
+    /// The residual with what a part of the layer has made of it.
+    fn added(&self, residual: &Tensor, hidden: Tensor, attended: bool) -> Tensor {
+        let part = match &self.dropouts {
+            Some((first, second)) => (if attended { first } else { second }).forward(&hidden),
+            None if self.scaled => hidden.mul_scalar(),
+            None => hidden.clone(),
+        };
+        residual.add(&part)
+    }
+
+    fn normed_behind(&self, input: &Tensor, keywords: &Keywords<'_>, first: &Norm, second: &Norm) -> Tensor {
+        let mut residual = input.clone();
+        let mut hidden = self.self_attn.forward(input, keywords).output;
+        hidden = first.forward(&hidden);
+        hidden = residual.add(&hidden);
+        residual = hidden.clone();
+        hidden = self.mlp.forward(&hidden);
+        hidden = second.forward(&hidden);
+        residual.add(&hidden)
+    }
+
+    fn normed_around(&self, input: &Tensor, keywords: &Keywords<'_>, norms: [&Norm; 4]) -> Tensor {
+        let mut residual = input.clone();
+        let mut hidden = norms[0].forward(input);
+        let attended = self.self_attn.forward(&hidden, keywords);
+        let _weights = attended.weights;
+        hidden = attended.output;
+        hidden = norms[1].forward(&hidden);
+        hidden = residual.add(&hidden);
+        residual = hidden.clone();
+        hidden = norms[2].forward(&hidden);
+        hidden = self.mlp.forward(&hidden);
+        hidden = norms[3].forward(&hidden);
+        residual.add(&hidden)
+    }
+
+    fn in_parallel(&self, input: &Tensor, keywords: &Keywords<'_>, norms: &[Norm]) -> Tensor {
+        let residual = input.clone();
+        let hidden = norms.first().map_or_else(|| input.clone(), |norm| norm.forward(input));
+        let attended = self.self_attn.forward(&hidden, keywords).output;
+        let fed = self.mlp.forward(&hidden);
+        let sum = residual.add(&attended);
+        sum.add(&fed)
+    }
+}

@@ -1,0 +1,81 @@
+//! The verb `explore`: a page on this machine alone, and the planner behind it.
+
+mod answers;
+mod browser;
+mod question;
+mod recent;
+mod server;
+
+use std::io::Write;
+use std::sync::Arc;
+use std::thread;
+
+use tiny_http::Server;
+
+use super::arguments::ExploreArguments;
+use super::{Failure, known_devices};
+use crate::{Error, Source};
+use answers::Answers;
+use question::Catalog;
+use server::{Door, serve};
+
+/// So many random bytes are in the address: nobody guesses it.
+const TOKEN_BYTES: usize = 16;
+
+/// Serves the page until the terminal or the program that started it is gone.
+pub(crate) fn explore(arguments: &ExploreArguments) -> Result<String, Failure> {
+    let devices = known_devices(arguments.device_file.as_deref())?;
+    let source = Source::open(&arguments.source)?;
+    let catalog = Catalog::new(&arguments.source, &source, &devices)?;
+    let wanted = arguments.port.unwrap_or(0);
+    let refused = |source| Error::Port { port: wanted, source };
+    let server = Arc::new(Server::http(("127.0.0.1", wanted)).map_err(refused)?);
+    let port = server.server_addr().to_ip().map_or(wanted, |address| address.port());
+    let token = token().map_err(|source| refused(source.into()))?;
+    let door = Door::new(port, token);
+    let address = door.address();
+    let mut stdout = std::io::stdout();
+    let told = writeln!(stdout, "{address}\nOpen it in a browser on this machine. Ctrl-C ends it.");
+    told.and_then(|()| stdout.flush()).map_err(Failure::Output)?;
+    if !arguments.no_open {
+        browser::open(&address);
+    }
+    let page = catalog.page().html();
+    end_with_input(Arc::clone(&server));
+    serve(&server, door, page, Arc::new(Answers::new(catalog, arguments.device_file.clone())));
+    Ok(String::new())
+}
+
+fn token() -> Result<String, getrandom::Error> {
+    let mut bytes = [0; TOKEN_BYTES];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// A program that started the command through a pipe ends it by closing that. A terminal does so by its signals; to read from it
+/// would stop a command in the background. Nothing is ever read from `/dev/null`, which is no end of anything.
+fn end_with_input(server: Arc<Server>) {
+    if is_pipe() {
+        thread::spawn(move || {
+            // Whether it ended or cannot be read, nobody is there any more.
+            let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+            server.unblock();
+        });
+    }
+}
+
+#[cfg(unix)]
+fn is_pipe() -> bool {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileTypeExt;
+
+    let stdin = std::io::stdin().as_fd().try_clone_to_owned();
+    let kind = stdin.and_then(|stdin| File::from(stdin).metadata()).map(|metadata| metadata.file_type());
+    kind.is_ok_and(|kind| kind.is_fifo() || kind.is_socket())
+}
+
+#[cfg(not(unix))]
+fn is_pipe() -> bool {
+    false
+}
