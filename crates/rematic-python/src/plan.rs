@@ -6,7 +6,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rematic::{
     Bytes, Error, Memory, Origin, PlanAnswer, PlanDocument, PlanReport, Planner, StepTrace, Study, Style, Target,
-    Verdict, variants_text, Ways};
+    Verdict, Ways, variants_text,
+};
 use rematic_trace::Decision;
 
 use crate::device::{DeviceName, no_budget_for_host};

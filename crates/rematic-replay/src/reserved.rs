@@ -142,7 +142,10 @@ fn is_within(trace: &StepTrace, inner: ModuleId, outer: ModuleId) -> bool {
 /// The innermost module that two of them are or lie inside of.
 fn around_both(trace: &StepTrace, first: ModuleId, second: ModuleId) -> ModuleId {
     let outwards = std::iter::successors(Some(second), |id| trace.module(*id).parent);
-    outwards.take_while(|id| *id != ModuleId::new(0)).find(|id| is_within(trace, first, *id)).unwrap_or(ModuleId::new(0))
+    outwards
+        .take_while(|id| *id != ModuleId::new(0))
+        .find(|id| is_within(trace, first, *id))
+        .unwrap_or(ModuleId::new(0))
 }
 
 struct Occupancy<'a> {

@@ -128,10 +128,10 @@ impl Difference<'_> {
             (false, false) => ("Equal", Tone::Good),
         };
         let head = format!(" from {} to {}", self.before_name, self.after_name);
-        let mut text =
-            style.sentence(&Sentence { lead: (lead, tone), head: &head, gap: "", tail: ("", Tone::Plain) });
+        let mut text = style.sentence(&Sentence { lead: (lead, tone), head: &head, gap: "", tail: ("", Tone::Plain) });
         text += &table("", &totals, style);
-        let parts = [("the peak, by category", self.categories()), ("modules, with equal layers added up", self.modules())];
+        let parts =
+            [("the peak, by category", self.categories()), ("modules, with equal layers added up", self.modules())];
         for (title, changed) in parts {
             if !changed.is_empty() {
                 text.push('\n');

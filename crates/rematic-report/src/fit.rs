@@ -178,9 +178,9 @@ impl Fit {
 
     fn lines(&self, style: Style) -> String {
         let rated = self.answers.iter().any(|answer| {
-            [&answer.as_it_is, &answer.with_a_plan].iter().any(|found| {
-                found.setup.as_ref().is_some_and(|setup| setup.tokens_per_second.is_some())
-            })
+            [&answer.as_it_is, &answer.with_a_plan]
+                .iter()
+                .any(|found| found.setup.as_ref().is_some_and(|setup| setup.tokens_per_second.is_some()))
         });
         let rate = if rated { "tokens/s" } else { "" };
         let mut table = Table::new([

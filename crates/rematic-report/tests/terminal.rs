@@ -55,8 +55,15 @@ fn explanation_of(model: &str, styles: &[Style]) -> Vec<String> {
     let settings = [TriedSetting { setting: "expandable_segments:True", reserved_bytes: Bytes(41 << 30), fits: true }];
     let (memory, settings) = (Some(&MEMORY), &settings[..]);
     let setup = &Setup::new(&trace, &device.name);
-    let report =
-        ExplanationReport { setup, explanation: &explanation, device: &device, memory, budget: None, settings, measured: None };
+    let report = ExplanationReport {
+        setup,
+        explanation: &explanation,
+        device: &device,
+        memory,
+        budget: None,
+        settings,
+        measured: None,
+    };
     styles.iter().map(|style| report.text(*style)).collect()
 }
 
@@ -110,7 +117,10 @@ fn lines_fit_and_names_stay_whole() {
             for word in text.split_whitespace().filter(|word| !word.contains('…') && !drawn(word)) {
                 // Which columns are left out is said below a table.
                 let bare = word.trim_end_matches([',', ':']);
-                assert!(words.contains(word) || words.contains(bare) || of_note(bare), "`{word}` at width {width} is a fragment in\n{text}");
+                assert!(
+                    words.contains(word) || words.contains(bare) || of_note(bare),
+                    "`{word}` at width {width} is a fragment in\n{text}"
+                );
             }
         }
     }

@@ -62,7 +62,9 @@ pub enum Error {
         why: String,
     },
     /// Something that `fit` works out itself.
-    #[error("fit tries numbers of GPUs itself, and looks at the first of them, so {option} means nothing here; drop it")]
+    #[error(
+        "fit tries numbers of GPUs itself, and looks at the first of them, so {option} means nothing here; drop it"
+    )]
     NotForFit {
         /// The option.
         option: Opt,

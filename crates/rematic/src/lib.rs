@@ -51,15 +51,16 @@ pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
 pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
 pub use rematic_layout::{Fsdp2, Fsdp2Error, fsdp2, layers as fsdp2_layers};
 pub use rematic_plan::{
-    Cancel, CategoryBytes, DocumentError, Explanation, Limits, Moment, Numerics, Outcome, Place, PlanDocument, PlanError, PlannedMoment,
-    Problem, Remedy, RemedyKind, Replayed, ResidentGroup, Solution, Together, resident_groups,
+    Cancel, CategoryBytes, DocumentError, Explanation, Limits, Moment, Numerics, Outcome, Place, PlanDocument,
+    PlanError, PlannedMoment, Problem, Remedy, RemedyKind, Replayed, ResidentGroup, Solution, Together,
+    resident_groups,
 };
 pub use rematic_rehearsal::{Card, Record, Rehearsal, RehearsalError};
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
     Changed, CheckReport, ChromeTrace, CurvePoint, CurveReport, Difference, ExplanationReport, ExploreAnswer,
-    ExploreChoice, ExploreCurve, ExplorePage, Figures, Fit, FitAnswer, FitFound, FitQuestion, FitSetup, FitValue, Memory,
-    MilpReport, Pace, PlanReport, Prediction, RehearsalReport, SavedPage, SavedReport, Setup, SnapshotPage,
+    ExploreChoice, ExploreCurve, ExplorePage, Figures, Fit, FitAnswer, FitFound, FitQuestion, FitSetup, FitValue,
+    Memory, MilpReport, Pace, PlanReport, Prediction, RehearsalReport, SavedPage, SavedReport, Setup, SnapshotPage,
     SnapshotReport, StatsReport, Style, Ways, devices_json, devices_text, explore_refusal, models_json, models_text,
     plan_html, plan_python, timeline_csv, trace_html, trace_text, variants_html, variants_text, visible,
 };

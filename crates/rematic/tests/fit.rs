@@ -1,8 +1,8 @@
 //! What `fit` answers fits, and the value next to it does not, by studies of their own.
 
 use rematic::{
-    CostRule, CostSource, Devices, Fit, FitFound, FitRequest, FitSetup, FitValue, Fixed, Fsdp2, Limits, Options, Planner,
-    Source, SourceSteps, Study, Target, Verdict,
+    CostRule, CostSource, Devices, Fit, FitFound, FitRequest, FitSetup, FitValue, Fixed, Fsdp2, Limits, Options,
+    Planner, Source, SourceSteps, Study, Target, Verdict,
 };
 
 fn target(device: &str) -> Target {
@@ -60,8 +60,7 @@ fn the_answers_fit_and_their_neighbours_do_not() {
     let found = fit(&options, "a100-40", Fixed { gpus: Some(1), device: true, ..Fixed::default() });
     assert_eq!(found.answers.len(), 2);
     let [batch, seq] = &found.answers[..] else { panic!("{found:?}") };
-    for (planned, batch, seq) in
-        [(false, &batch.as_it_is, &seq.as_it_is), (true, &batch.with_a_plan, &seq.with_a_plan)]
+    for (planned, batch, seq) in [(false, &batch.as_it_is, &seq.as_it_is), (true, &batch.with_a_plan, &seq.with_a_plan)]
     {
         check(&options, batch, planned, |setup, next| FitSetup { batch: count(Some(next)), ..setup.clone() });
         check(&options, seq, planned, |setup, next| FitSetup { seq: Some(count(Some(next))), ..setup.clone() });

@@ -21,8 +21,8 @@ use clap::{CommandFactory, FromArgMatches};
 use owo_colors::OwoColorize;
 
 use crate::{
-    Devices, Dtype, Error, Fsdp2, Limits, Options, PlanDocument, RehearsalError, SavedReport, Source, StepTrace,
-    Study, Target, visible,
+    Devices, Dtype, Error, Fsdp2, Limits, Options, PlanDocument, RehearsalError, SavedReport, Source, StepTrace, Study,
+    Target, visible,
 };
 use rematic_trace::Opt;
 
@@ -107,7 +107,10 @@ fn stats(arguments: &StatsArguments) -> Result<Answer, Failure> {
     match arguments.fail_above.filter(|limit| taken > *limit) {
         Some(limit) if !arguments.json => {
             let more = taken.saturating_sub(limit);
-            Ok(Answer { text: format!("{text}{taken} are {more} above {}\n", Opt("fail-above").to(limit)), code: INFEASIBLE })
+            Ok(Answer {
+                text: format!("{text}{taken} are {more} above {}\n", Opt("fail-above").to(limit)),
+                code: INFEASIBLE,
+            })
         }
         Some(_) => Ok(Answer { text, code: INFEASIBLE }),
         None => Ok(Answer::done(text)),

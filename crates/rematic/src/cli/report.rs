@@ -9,8 +9,7 @@ use super::planning::{INFEASIBLE, limits, progress_bar, ranks};
 use super::{Answer, Failure, Warnings, planned_trace, snapshot, trace_of};
 use crate::options::POINTS;
 use crate::{
-    BUILTIN, ChromeTrace, Error, PageAnswer, PageOptions, PlanDocument, SavedPage, StepTrace, Study,
-    timeline_csv,
+    BUILTIN, ChromeTrace, Error, PageAnswer, PageOptions, PlanDocument, SavedPage, StepTrace, Study, timeline_csv,
 };
 
 pub(crate) fn report(

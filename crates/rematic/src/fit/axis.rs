@@ -79,7 +79,11 @@ impl Axis {
 
     /// Where the answer will be, as far as two set-ups say what memory depends on: bytes are a line in batch and sequence, and
     /// one in the share that each GPU has. Only where the search begins depends on it.
-    pub(crate) fn hint<E>(&self, mut takes: impl FnMut(&Setup) -> Result<Option<Bytes>, E>, room: impl Fn(&Setup) -> Bytes) -> Result<u64, E> {
+    pub(crate) fn hint<E>(
+        &self,
+        mut takes: impl FnMut(&Setup) -> Result<Option<Bytes>, E>,
+        room: impl Fn(&Setup) -> Bytes,
+    ) -> Result<u64, E> {
         let (low, high) = match self.question {
             FitQuestion::LargestBatch => (1, 2),
             FitQuestion::LongestSequence => {
@@ -101,7 +105,11 @@ impl Axis {
         Ok(if less > room(&self.base) { 1 } else { places.clamp(1, self.most) })
     }
 
-    fn hint_of_gpus<E>(&self, mut takes: impl FnMut(&Setup) -> Result<Option<Bytes>, E>, room: impl Fn(&Setup) -> Bytes) -> Result<u64, E> {
+    fn hint_of_gpus<E>(
+        &self,
+        mut takes: impl FnMut(&Setup) -> Result<Option<Bytes>, E>,
+        room: impl Fn(&Setup) -> Bytes,
+    ) -> Result<u64, E> {
         // From two on, a rank has the buffers of sharding.
         let few = self.counts.iter().rposition(|count| *count >= 2 && *count > self.base.tp);
         let Some(few) = few.map(|at| at as u64 + 1).filter(|few| *few > 1) else { return Ok(self.most) };

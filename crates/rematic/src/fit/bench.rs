@@ -120,7 +120,8 @@ impl<'a> Bench<'a> {
     /// The last place that fits, such that the next one does not.
     pub(crate) fn found(&self, axis: &Axis, planned: bool) -> Result<FitFound, Error> {
         let room = |setup: &Setup| {
-            let target = Target { device: setup.device.clone(), ranks: setup.gpus.into(), ..self.request.target.clone() };
+            let target =
+                Target { device: setup.device.clone(), ranks: setup.gpus.into(), ..self.request.target.clone() };
             target.room()
         };
         let hint = axis.hint(|setup| self.takes(setup, planned), room)?;

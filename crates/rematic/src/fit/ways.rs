@@ -24,7 +24,9 @@ pub(crate) fn setups(bench: &Bench<'_>, base: &Setup, answers: &[FitAnswer]) -> 
             seen.push(setup);
         }
     }
-    let rate = |setup: &FitSetup| setup.tokens_per_second.unwrap_or(setup.batch as f64 / setup.step_ms.0.max(f64::MIN_POSITIVE));
+    let rate = |setup: &FitSetup| {
+        setup.tokens_per_second.unwrap_or(setup.batch as f64 / setup.step_ms.0.max(f64::MIN_POSITIVE))
+    };
     seen.sort_by(|a, b| rate(b).total_cmp(&rate(a)));
     Ok(seen)
 }
@@ -32,7 +34,8 @@ pub(crate) fn setups(bench: &Bench<'_>, base: &Setup, answers: &[FitAnswer]) -> 
 /// What the questions found for these GPUs.
 fn known(base: &Setup, answers: &[FitAnswer]) -> Vec<FitSetup> {
     let batch = answers.iter().filter(|answer| answer.question == FitQuestion::LargestBatch);
-    let found = batch.flat_map(|answer| [&answer.as_it_is, &answer.with_a_plan]).filter_map(|found| found.setup.clone());
+    let found =
+        batch.flat_map(|answer| [&answer.as_it_is, &answer.with_a_plan]).filter_map(|found| found.setup.clone());
     found.filter(|setup| setup.gpus == u64::from(base.gpus)).collect()
 }
 

@@ -11,7 +11,10 @@ fn what_fit_works_out_itself_is_refused() {
 
 #[test]
 fn gpus_and_their_groups_go_together() {
-    refused(&["fit", "llama-3-8b", "--gpus", "6", "--tp", "4"], &["--gpus 6 is not a multiple of --tp 4", "that 4 divides"]);
+    refused(
+        &["fit", "llama-3-8b", "--gpus", "6", "--tp", "4"],
+        &["--gpus 6 is not a multiple of --tp 4", "that 4 divides"],
+    );
     refused(&["fit", "gpt2", "--gpus", "4", "--tp", "2"], &["gpt2", "--tp"]);
     refused(&["fit", "gpt2", "--gpus", "4", "--fsdp", "2"], &["--gpus", "--fsdp"]);
     for gpus in ["0", "-1", "x", "99999999999"] {
