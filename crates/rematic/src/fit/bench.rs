@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn where_places_alternate_the_next_one_does_not_fit() {
-        let fits = |place: u64| place < 20 && place % 3 != 0 || place == 31;
+        let fits = |place: u64| place < 20 && !place.is_multiple_of(3) || place == 31;
         for hint in 1..=40 {
             let found = last(40, hint, |place| Ok::<_, ()>(fits(place))).unwrap().unwrap();
             assert!(fits(found) && !fits(found + 1), "hint {hint}: {found}");
