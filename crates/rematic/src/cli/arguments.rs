@@ -28,6 +28,9 @@ pub(crate) enum Verb {
     /// Trace one training step into a file.
     #[command(after_help = "Example: rematic trace llama-3-8b --batch 2 -o step.rmt.zst")]
     Trace(TraceArguments),
+    /// Say what fits: the largest batch, the longest sequence, the fewest GPUs and the smallest device, and the fastest set-ups.
+    #[command(after_help = "Example: rematic fit llama-3-8b --device h100 --gpus 8")]
+    Fit(FitArguments),
     /// Show the memory and time of one training step: where it peaks, and why.
     #[command(after_help = "Example: rematic stats llama-3-8b --batch 2 --seq 8192 --device h100")]
     Stats(StatsArguments),
@@ -49,6 +52,15 @@ pub(crate) enum Verb {
     /// Open a page in the browser whose controls (model, device, GPUs, batch, …) the planner answers at once.
     #[command(after_help = "Example: rematic explore llama-3-8b")]
     Explore(ExploreArguments),
+    /// Compare two steps: models, traces, plans or saved answers of `stats --json`; says what grew, by category and by module.
+    #[command(after_help = "Example: rematic diff before.json after.json")]
+    Diff(DiffArguments),
+    /// Write what a step takes into a file that is kept with the code, for check.
+    #[command(after_help = "Example: rematic lock llama-3-8b --batch 2 --fsdp 8")]
+    Lock(LockArguments),
+    /// Compare all steps of the lock file with what they take now; exits with 3 if one grew.
+    #[command(after_help = "Example: rematic check --allow 100MiB")]
+    Check(CheckArguments),
     /// Run your own training script on a GPU that is not there: what it takes, whether it fits, or the line where it runs out.
     #[command(after_help = "Example: rematic rehearse --device a100-80 -- python train.py --batch-size 16")]
     Rehearse(RehearseArguments),
@@ -192,6 +204,19 @@ impl SourceArguments {
         })
     }
 
+    /// How the parameters of several GPUs are spread, whatever their number.
+    pub(crate) fn spreading(&self) -> Fsdp2 {
+        let shards = self.recipe.is_mixed().then_some(Dtype::F32);
+        Fsdp2 { reshard: self.sharding.reshard != Some(Reshard::Nothing), shards, ..Fsdp2::over(0) }
+    }
+
+    /// All GPUs of the step, if they were given, and how many of them share the model.
+    pub(crate) fn gpus(&self) -> (Option<u32>, Option<u32>) {
+        let given = &self.sharding;
+        let all = given.fsdp.map(|ranks| ranks.saturating_mul(given.tp.unwrap_or(1)));
+        (all, given.tp)
+    }
+
     /// Whether it is to be chosen which weights stay gathered.
     pub(crate) fn chooses_resharding(&self) -> bool {
         self.sharding.reshard == Some(Reshard::Chosen)
@@ -315,6 +340,78 @@ pub(crate) struct StatsArguments {
     /// With --json: also the total after every operator.
     #[arg(long, requires = "json")]
     pub(crate) timeline: bool,
+    /// Exit with 3 if the step takes more than this: what PyTorch's allocator reserves, or tensors on the CPU.
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) fail_above: Option<Bytes>,
+    #[command(flatten)]
+    pub(crate) spread: SpreadArguments,
+}
+
+/// Among how many devices a step is spread.
+#[derive(Args)]
+pub(crate) struct SpreadArguments {
+    /// Spread parameters, gradients and optimizer state evenly over so many devices.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, conflicts_with_all = ["fsdp", "tp"], value_parser = devices)]
+    pub(crate) world_size: u32,
+}
+
+#[derive(Args)]
+pub(crate) struct DiffArguments {
+    #[command(flatten)]
+    pub(crate) step: StepArguments,
+    /// What to compare SOURCE with. Options are for both, as far as they are models.
+    #[arg(value_name = "OTHER")]
+    pub(crate) other: String,
+    #[command(flatten)]
+    spread: SpreadArguments,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl DiffArguments {
+    pub(crate) fn target(&self) -> Result<Target, Error> {
+        Ok(Target { ranks: self.spread.world_size.into(), ..self.step.target()? })
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct LockArguments {
+    #[command(flatten)]
+    pub(crate) step: StepArguments,
+    #[command(flatten)]
+    pub(crate) spread: SpreadArguments,
+    /// The lock file; what is in it already stays.
+    #[arg(long, value_name = "FILE", default_value = options::LOCK)]
+    pub(crate) file: PathBuf,
+}
+
+#[derive(Args)]
+pub(crate) struct CheckArguments {
+    /// The lock file.
+    #[arg(value_name = "FILE", default_value = options::LOCK)]
+    pub(crate) file: PathBuf,
+    /// A step may grow by this much.
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, default_value = "0")]
+    pub(crate) allow: Bytes,
+    /// Lock all steps as they are now.
+    #[arg(long)]
+    pub(crate) update: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct FitArguments {
+    #[command(flatten)]
+    pub(crate) step: StepArguments,
+    /// Train on so many GPUs, with FSDP2, and with --tp where that is given [default: free, up to 1024]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with = "fsdp", value_parser = devices)]
+    pub(crate) gpus: Option<u32>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Which part of a memory snapshot.
@@ -329,9 +426,11 @@ pub(crate) struct SnapshotArguments {
 pub(crate) struct ExplainArguments {
     #[command(flatten)]
     pub(crate) step: StepArguments,
-    /// Spread parameters, gradients and optimizer state evenly over so many devices.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, conflicts_with_all = ["fsdp", "tp"], value_parser = devices)]
-    pub(crate) world_size: u32,
+    #[command(flatten)]
+    pub(crate) spread: SpreadArguments,
+    /// The most memory that tensors may take: 38GiB, 40GB or bytes [default: what the device has]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) budget: Option<Bytes>,
     #[command(flatten)]
     pub(crate) snapshot: SnapshotArguments,
     /// Of a memory snapshot: compare it with what is predicted for this model; its options go with it.
