@@ -1,4 +1,5 @@
 mod comparing;
+mod reading;
 mod rehearsing;
 
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 pub(crate) use comparing::{CheckArguments, DiffArguments, FitArguments, LockArguments, SpreadArguments};
+pub(crate) use reading::ManArguments;
 pub(crate) use rehearsing::RehearseArguments;
 
 /// Plans the memory of deep-learning training: without a GPU, says what one training step takes, and why.
@@ -87,16 +89,6 @@ pub(crate) enum Verb {
     /// Print the manual page, of the command or of one of its verbs.
     #[command(after_help = "Example: rematic man plan | man -l -")]
     Man(ManArguments),
-}
-
-#[derive(Args)]
-pub(crate) struct ManArguments {
-    /// The verb [default: the command itself]
-    #[arg(value_name = "VERB")]
-    pub(crate) verb: Option<String>,
-    /// Write all pages into this directory instead.
-    #[arg(short, long, value_name = "DIR", conflicts_with = "verb")]
-    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Args)]
