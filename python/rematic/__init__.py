@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from rematic._auto import auto
     from rematic._capture.errors import CaptureError, UnknownValue
     from rematic._capture.step import capture, capture_step
+    from rematic._chunked_loss import chunked_loss
     from rematic._cluster import cluster
     from rematic._shard import shard
 
@@ -66,6 +67,7 @@ _WITH_TORCH = {
     "UnknownValue": "rematic._capture.errors",
     "capture": "rematic._capture.step",
     "capture_step": "rematic._capture.step",
+    "chunked_loss": "rematic._chunked_loss",
     "cluster": "rematic._cluster",
     "remove": "rematic._apply.wrapping",
     "shard": "rematic._shard",
@@ -100,6 +102,7 @@ __all__ = [
     "benchmark",
     "capture",
     "capture_step",
+    "chunked_loss",
     "cluster",
     "curve",
     "explain",

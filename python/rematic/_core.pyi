@@ -97,7 +97,8 @@ class Trace:
         seq: int | None = None,
         dtype: Any = None,
         optimizer: Literal[
-            "adam", "adamw", "sgd", "sgd-momentum", "adam-fused", "adamw-fused", "sgd-fused", "sgd-momentum-fused", "none"
+            "adam", "adamw", "sgd", "sgd-momentum", "adam-fused", "adamw-fused", "sgd-fused", "sgd-momentum-fused",
+            "adamw8bit", "lion", "muon", "adafactor", "none"
         ]
         | None = None,
         attention: Literal["auto", "flash", "efficient", "math"] | None = None,
@@ -108,11 +109,20 @@ class Trace:
         vocab: int | None = None,
         tp: int | None = None,
         tp_rank: int | None = None,
+        precision: Literal["bf16", "mixed", "fp32", "fp16"] | None = None,
+        accumulate: int | None = None,
+        lora: int | None = None,
+        lora_targets: str | Sequence[str] | None = None,
+        lora_alpha: float | None = None,
+        freeze: str | Sequence[str] | None = None,
+        loss: Literal["plain", "chunked"] | None = None,
     ) -> Trace:
         """Traces a built-in model, or the one that a Hugging Face config (a path, or a dict) describes.
 
         `dtype` is fp32, bf16 or fp16, or torch's own. `tp` is the number of ranks that share the model (tensor parallelism), and
-        `tp_rank` which of them it is.
+        `tp_rank` which of them it is. `precision` is "mixed" (fp32 parameters, `torch.autocast` in bfloat16), "fp16" (the same in
+        float16) or a type for all; `accumulate` the micro-batches of a step; `lora` the rank of PEFT's adapters beside
+        `lora_targets`; `freeze` has patterns for parameters that need no gradient; `loss="chunked"` is `rematic.chunked_loss`.
         """
     def save(self, path: _Path) -> None:
         """Writes the trace; a name that ends in `.zst` compresses it."""

@@ -38,6 +38,32 @@ class Scaled(torch.autograd.Function):
         return out, first * x
 
 
+class Normed(torch.autograd.Function):
+    """Saves what it makes on the way, by other operators than its first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        scale = centred.square().mean(-1, keepdim=True).rsqrt()
+        out = centred * scale
+        ctx.save_for_backward(x, centred, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        x, centred, scale = ctx.saved_tensors
+        return gradient * scale + centred * (gradient * x).mean()
+
+
+class Norming(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Normed.apply(self.linear(x)).tanh()
+
+
 class Changed(nn.Module):
     """Writes into tensors, views and copies."""
 
@@ -108,6 +134,7 @@ class Saved(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "changed": Changed,
     "shared": Shared,
+    "norming": Norming,
     "hooked": Hooked,
     "saved": lambda: Saved(False),
     "saved-reentrant": lambda: Saved(True),

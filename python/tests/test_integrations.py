@@ -109,6 +109,45 @@ def test_torchtitan(alone: None) -> None:
     check_trained(example("with_torchtitan", "torchtitan").train, 140 << 20, 4 * 2 * 257 * 8)
 
 
+def test_torchtitan_on_a_gpu_that_is_not_there(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its attention for language models, which runs on GPUs only, is captured and planned; that by flex is refused."""
+    titan = example("with_torchtitan", "torchtitan")
+    from torchtitan.models.common.attention import FlexAttention
+
+    kinds = [FlexAttention, type(titan.model_registry("debugmodel", attn_backend="varlen").model.layers[0].attention.inner_attention)]
+    monkeypatch.setattr(titan.utils, "device_type", "cuda")
+
+    class Enough(Exception):
+        pass
+
+    def build(kind: Any, budget: int) -> Any:
+        monkeypatch.setattr(titan.ScaledDotProductAttention, "Config", kind)
+        planned: list[Any] = []
+        own = titan.parallelize
+
+        def parallelize(function: Any, budget: Any) -> Any:
+            made = own(function, budget=budget, device="h100")
+
+            def then(model: Any, **settings: Any) -> Any:
+                made(model, **settings)
+                planned.append((model, made.plan))
+                raise Enough
+
+            return then
+
+        with monkeypatch.context() as patch:
+            patch.setattr(titan, "parallelize", parallelize)
+            with pytest.raises(Enough):
+                titan.train(budget)
+        return planned[0]
+
+    _, plan = build(kinds[1], 1 << 30)
+    model, plan = build(kinds[1], plan.peak * 9 // 10)
+    assert plan.outcome == "planned" and plan.device == "h100" and "forward" in model.__dict__
+    with pytest.raises(rematic.PlanError, match='FlexAttention is made by the compiler.*attn_backend="varlen"'):
+        build(kinds[0].Config, 1 << 30)
+
+
 # ---- what is refused, and what happens then ----
 
 
@@ -162,7 +201,8 @@ def test_a_budget_that_is_too_low(tmp_path: pathlib.Path) -> None:
     trainer_of(plain, data, tmp_path).train()
     check_equal(model, plain)
     assert callback.plan is None and len(heard.said) == 1
-    assert heard.said[0].startswith("WARNING: Rematic: training goes on without a plan. LlamaForCausalLM\nCannot fit 10.00 KiB")
+    assert heard.said[0].startswith("WARNING: Rematic: training goes on without a plan. LlamaForCausalLM")
+    assert "Cannot fit 10.00 KiB" in heard.said[0]
 
 
 @pytest.mark.parametrize(
@@ -278,8 +318,9 @@ def test_what_parallelize_refuses(change: dict[str, Any], message: str) -> None:
     pytest.importorskip("torchtitan")
     from types import SimpleNamespace
 
-    from rematic.integrations.torchtitan import parallelize
     from torchtitan.tools import utils
+
+    from rematic.integrations.torchtitan import parallelize
 
     utils.device_type = "cpu"
 

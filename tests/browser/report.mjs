@@ -146,14 +146,14 @@ test("dragging, keys and buttons zoom both charts", async () => {
   const chart = page.locator("#before");
   const box = await chart.boundingBox();
   const whole = await captions();
-  assert.match(whole[0], /^7,610 operators run/);
+  assert.match(whole[0], /^[\d,]+ operators run/);
   await page.mouse.move(box.x + box.width * 0.3, box.y + 100);
   await page.mouse.down();
   await page.mouse.move(box.x + box.width * 0.5, box.y + 100, { steps: 4 });
   await page.mouse.up();
   const zoomed = await captions();
-  assert.match(zoomed[0], /^operators [\d,]+ to [\d,]+ of 7,610$/);
-  assert.match(zoomed[1], /^operators [\d,]+ to [\d,]+ of 9,\d\d\d$/);
+  assert.match(zoomed[0], /^operators [\d,]+ to [\d,]+ of [\d,]+$/);
+  assert.match(zoomed[1], /^operators [\d,]+ to [\d,]+ of [\d,]+$/);
   // Seen closely, what is at a place of one chart is there in the other.
   await chart.focus();
   await page.keyboard.press("p");

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from kinds import BLOCK, Kinds
 from torch import nn
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rematic
-from kinds import BLOCK, Kinds
 
 BATCH, LENGTH = 2, 128
 SMALL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 1000}

@@ -46,6 +46,8 @@ pub enum Formula {
     None,
     /// A matmul of the two inputs that begin at this position.
     Matmul(usize),
+    /// A matmul of the second and third input, added to the first in place.
+    AddedMatmul,
     /// A batched matmul of the two inputs that begin at this position.
     BatchedMatmul(usize),
     /// A matmul of rows with one of several matrices each, as experts have them.
@@ -75,6 +77,7 @@ impl Formula {
         match operator {
             "mm" | "_scaled_mm" => Formula::Matmul(0),
             "addmm" => Formula::Matmul(1),
+            "addmm_" => Formula::AddedMatmul,
             "bmm" => Formula::BatchedMatmul(0),
             "baddbmm" => Formula::BatchedMatmul(1),
             "_grouped_mm" => Formula::GroupedMatmul,
@@ -107,6 +110,9 @@ impl Formula {
         let count = match self {
             Formula::None => None,
             Formula::Matmul(first) => matmul(shape(first), shape(first + 1)),
+            // Torch's counter does not know it.
+            Formula::AddedMatmul if rule == CostRule::Torch => None,
+            Formula::AddedMatmul => matmul(shape(1), shape(2)),
             Formula::BatchedMatmul(first) => batched_matmul(shape(first), shape(first + 1)),
             Formula::GroupedMatmul if rule == CostRule::Torch => None,
             Formula::GroupedMatmul => grouped_matmul(shape(0), shape(1)),
@@ -133,7 +139,7 @@ impl Formula {
             Formula::None => return None,
             Formula::Matmul(first) | Formula::BatchedMatmul(first) => first,
             Formula::GroupedMatmul | Formula::Convolution | Formula::Attention | Formula::Recurrent { .. } => 0,
-            Formula::ConvolutionBackward | Formula::AttentionBackward => 1,
+            Formula::AddedMatmul | Formula::ConvolutionBackward | Formula::AttentionBackward => 1,
         };
         inputs.get(factor).map(|layout| layout.dtype)
     }
@@ -299,6 +305,7 @@ mod tests {
     fn matmuls_count_two_per_product() {
         assert_eq!(physical("mm", &[&[2, 3], &[3, 5]], &[]), 60);
         assert_eq!(physical("addmm", &[&[5], &[2, 3], &[3, 5]], &[]), 60);
+        assert_eq!(physical("addmm_", &[&[2, 5], &[2, 3], &[3, 5]], &[]), 60);
         assert_eq!(physical("_scaled_mm", &[&[2, 3], &[3, 5], &[], &[]], &[]), 60);
         assert_eq!(physical("bmm", &[&[7, 2, 3], &[7, 3, 5]], &[]), 420);
         assert_eq!(physical("baddbmm", &[&[7, 2, 5], &[7, 2, 3], &[7, 3, 5]], &[]), 420);

@@ -19,6 +19,7 @@
 //! assert_eq!(trace.ops().items()[1].phase, rematic_trace::Phase::Forward);
 //! ```
 
+mod autocast;
 mod autograd;
 mod error;
 mod kernel;
@@ -30,8 +31,10 @@ mod parallel;
 mod step;
 mod tape;
 mod tensor;
+mod training;
 
 pub use error::FakeError;
+pub use nn::Lora;
 pub use ops::{ArangeOverload, Attention, AttentionKernel};
 pub use optimizer::Optimizer;
 pub use rematic_trace::Dtype;

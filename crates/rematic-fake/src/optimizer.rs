@@ -1,3 +1,5 @@
+mod single;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -28,13 +30,21 @@ pub enum Optimizer {
     SgdFused,
     /// Gradient descent with momentum in one kernel.
     SgdMomentumFused,
+    /// AdamW with its state in 8 bits, as bitsandbytes has it.
+    AdamW8bit,
+    /// Lion, as `lion-pytorch` has it.
+    Lion,
+    /// `torch.optim.Muon` for matrices, and AdamW in one kernel for the rest.
+    Muon,
+    /// `torch.optim.Adafactor`.
+    Adafactor,
     /// None: forward and backward alone, after which the gradients are there.
     None,
 }
 
 impl Optimizer {
     /// All names, as the command line takes them.
-    pub const NAMES: [(&'static str, Optimizer); 9] = [
+    pub const NAMES: [(&'static str, Optimizer); 13] = [
         ("adam", Optimizer::Adam),
         ("adamw", Optimizer::AdamW),
         ("sgd", Optimizer::Sgd),
@@ -43,6 +53,10 @@ impl Optimizer {
         ("adamw-fused", Optimizer::AdamWFused),
         ("sgd-fused", Optimizer::SgdFused),
         ("sgd-momentum-fused", Optimizer::SgdMomentumFused),
+        ("adamw8bit", Optimizer::AdamW8bit),
+        ("lion", Optimizer::Lion),
+        ("muon", Optimizer::Muon),
+        ("adafactor", Optimizer::Adafactor),
         ("none", Optimizer::None),
     ];
 
@@ -68,9 +82,14 @@ impl Optimizer {
     fn state_tensors(self) -> usize {
         match self {
             Optimizer::Adam | Optimizer::AdamW | Optimizer::AdamFused | Optimizer::AdamWFused => 2,
-            Optimizer::Sgd | Optimizer::SgdFused | Optimizer::None => 0,
             Optimizer::SgdMomentum | Optimizer::SgdMomentumFused => 1,
+            _ => 0,
         }
+    }
+
+    /// Whether it steps for one parameter after the other.
+    fn is_single(self) -> bool {
+        matches!(self, Optimizer::AdamW8bit | Optimizer::Lion | Optimizer::Muon | Optimizer::Adafactor)
     }
 
     /// Whether a step counter of each parameter lies on the device, where the kernel reads it; else it lies on the host.
@@ -104,11 +123,26 @@ pub(crate) struct OptimizerState {
     counters: Vec<Tensor>,
     /// One list a kind of state (first moments, second moments).
     states: Vec<Vec<Tensor>>,
+    /// Of an optimizer that steps for one parameter after the other: what it keeps for each.
+    own: Vec<Vec<Tensor>>,
+    /// What it shares among all.
+    shared: Vec<Tensor>,
+    /// The optimizer of the parameters that this one does not take.
+    rest: Option<Box<OptimizerState>>,
 }
 
 impl OptimizerState {
     pub(crate) fn new(tape: &Tape, optimizer: Optimizer) -> Self {
         let parameters = tape.state().parameters.clone();
+        if optimizer != Optimizer::Muon {
+            return Self::of(tape, optimizer, parameters);
+        }
+        let (matrices, others) = parameters.into_iter().partition(|parameter| parameter.shape().len() == 2);
+        let rest = Self::of(tape, Optimizer::AdamWFused, others);
+        OptimizerState { rest: Some(Box::new(rest)), ..Self::of(tape, optimizer, matrices) }
+    }
+
+    fn of(tape: &Tape, optimizer: Optimizer, parameters: Vec<Tensor>) -> Self {
         let begins_as_gradient = matches!(optimizer, Optimizer::SgdMomentum | Optimizer::SgdMomentumFused);
         let state_of = |parameter: &Tensor| {
             // The momentum begins as a copy of the gradient, and lies as that does.
@@ -120,14 +154,25 @@ impl OptimizerState {
         };
         let mut counters = Vec::new();
         let mut states = vec![Vec::new(); optimizer.state_tensors()];
+        let mut own = Vec::new();
+        let shared = match optimizer {
+            // The two tables of what 8 bits stand for.
+            Optimizer::AdamW8bit => {
+                vec![tape.tensor_before_step(Dtype::F32, &[256], Category::Optimizer); 2]
+            }
+            _ => Vec::new(),
+        };
         // PyTorch makes all that belongs to a parameter before it goes on to the next.
         for parameter in &parameters {
             if optimizer.counts_on_device() {
                 counters.push(tape.tensor_before_step(Dtype::F32, &[], Category::Optimizer));
             }
             states.iter_mut().for_each(|kind| kind.push(state_of(parameter)));
+            if optimizer.is_single() {
+                own.push(single::state_of(tape, optimizer, parameter));
+            }
         }
-        OptimizerState { optimizer, parameters, counters, states }
+        OptimizerState { optimizer, parameters, counters, states, own, shared, rest: None }
     }
 
     /// `optimizer.step()`.
@@ -136,6 +181,10 @@ impl OptimizerState {
             return;
         }
         tape.with(|state| state.phase = Phase::Optimizer);
+        if self.optimizer.is_single() {
+            self.step_single(tape);
+            return self.rest.iter().for_each(|rest| rest.step(tape));
+        }
         let (parameters, gradients): (Vec<Tensor>, Vec<Tensor>) =
             self.parameters.iter().filter_map(|p| Some((p.clone(), p.gradient()?))).unzip();
         if parameters.is_empty() {
@@ -162,6 +211,18 @@ impl OptimizerState {
                 in_place(tape, "_foreach_add_.List", &parameters, &[&settled(&parameters, momenta)]);
             }
             _ => in_place(tape, "_foreach_add_.List", &parameters, &[&settled(&parameters, &gradients)]),
+        }
+    }
+
+    /// One parameter after the other.
+    fn step_single(&self, tape: &Tape) {
+        let kept = self.parameters.iter().zip(&self.own);
+        let each: Vec<(Tensor, Tensor, &[Tensor])> =
+            kept.filter_map(|(p, own)| Some((p.clone(), p.gradient()?, own.as_slice()))).collect();
+        match self.optimizer {
+            Optimizer::Muon => single::muon(&each),
+            Optimizer::Adafactor => single::adafactor(tape, &each),
+            other => single::step_each(tape, other, &each, &self.shared),
         }
     }
 
@@ -217,6 +278,7 @@ impl OptimizerState {
         for parameter in &self.parameters {
             parameter.set_gradient(None);
         }
+        self.rest.iter().for_each(|rest| rest.zero_grad());
     }
 }
 

@@ -6,11 +6,13 @@ use rematic_trace::{
     StorageId, Table,
 };
 
+use crate::autocast::Autocast;
 use crate::autograd::{Edge, Node, NodeId, NodeKind};
 use crate::error::FakeError;
 use crate::kernel::{Derivative, Kernel, Out, Results, Slot};
 use crate::parallel::{TP, TP_RANK, TensorParallel};
 use crate::tensor::Tensor;
+use crate::training::Training;
 
 /// The most operators that a step may have; more is a mistake in the sizes. `rematic stats` takes about 0.4 kB for each, so
 /// that it stays below 1 GB.
@@ -28,9 +30,13 @@ pub(crate) struct State {
     /// While the engine evaluates a node: the forward op that it differentiates.
     pub(crate) differentiates: Option<OpId>,
     pub(crate) no_grad_depth: u32,
+    pub(crate) autocast: Option<Autocast>,
     /// Parameters and buffers live as long as the model, whether or not the front end keeps its own reference.
     pub(crate) parameters: Vec<Tensor>,
     pub(crate) buffers: Vec<Tensor>,
+    /// Parameters that are not trained.
+    pub(crate) frozen: Vec<Tensor>,
+    pub(crate) training: Training,
     pub(crate) nodes: Vec<Node>,
     pub(crate) hook_groups: Vec<crate::autograd::HookGroup>,
     /// Calls whose positional inputs need no gradient: their backward ends with the whole backward.
@@ -50,8 +56,11 @@ impl Tape {
             calls: Vec::new(),
             differentiates: None,
             no_grad_depth: 0,
+            autocast: None,
             parameters: Vec::new(),
             buffers: Vec::new(),
+            frozen: Vec::new(),
+            training: Training::default(),
             nodes: Vec::new(),
             hook_groups: Vec::new(),
             open_ended_calls: Vec::new(),
@@ -109,7 +118,8 @@ impl Tape {
             }
         });
         // They refer to the tape; without this the two would keep each other alive.
-        let owned = self.with(|state| (std::mem::take(&mut state.parameters), std::mem::take(&mut state.buffers)));
+        let owned =
+            self.with(|state| [&mut state.parameters, &mut state.buffers, &mut state.frozen].map(std::mem::take));
         drop(owned);
         result
     }
@@ -205,6 +215,36 @@ impl Tape {
         // The outputs hold the node now.
         self.release_node(node);
         outputs
+    }
+
+    /// Runs a function with a backward of its own (`torch.autograd.Function`): its first kernel, which saves what the function saves,
+    /// and what else it does, without recording.
+    pub(crate) fn launch_function(
+        &self,
+        first: Kernel<'_>,
+        derivative: Derivative<'_>,
+        body: impl FnOnce(&Tensor) -> Tensor,
+    ) -> Tensor {
+        let recording = self.with(|state| state.no_grad_depth == 0 && state.error.is_none());
+        if !recording || !derivative.inputs.iter().any(|input| input.requires_grad()) {
+            let made = self.launch_one(first);
+            return self.no_grad(|| body(&made));
+        }
+        let edges: Vec<Option<Edge>> = derivative.inputs.iter().map(|input| input.gradient_edge()).collect();
+        let (op, mut made) = self.record(&first, &derivative.saves);
+        let saved = derivative.saves.iter().filter_map(|slot| match *slot {
+            Slot::Input(tensor) => Some((tensor.borrowed(), false)),
+            Slot::Output(_) | Slot::Auxiliary(_) => None,
+        });
+        let saved = saved.collect();
+        let mut output = self.no_grad(|| body(&made.swap_remove(0)));
+        if self.has_failed() {
+            return output;
+        }
+        let node = self.add_node(NodeKind::Op { op, saved, backward: Some(derivative.backward) }, edges, 1);
+        output.set_gradient_node(node, 0);
+        self.release_node(node);
+        output
     }
 
     fn record(&self, kernel: &Kernel<'_>, saves: &[Slot<'_>]) -> (OpId, Vec<Tensor>) {

@@ -89,6 +89,11 @@ impl Tensor {
         self.0.node.is_some() || self.0.leaf.is_some()
     }
 
+    /// Whether it is a parameter that is trained.
+    pub(crate) fn is_leaf(&self) -> bool {
+        self.0.leaf.is_some()
+    }
+
     pub(crate) fn axis(&self, dim: isize) -> usize {
         let rank = self.0.layout.shape.len();
         if dim < 0 { rank.saturating_sub(dim.unsigned_abs()) } else { dim.unsigned_abs() }

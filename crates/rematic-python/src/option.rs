@@ -7,8 +7,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use rematic::options::{self, Named};
 use rematic::{
-    Allocator, AttentionKernel, Bytes, CostSource, Dtype, Limits, MilpSettings, Optimizer, Planner, Settings,
-    SettingsError, Target,
+    Allocator, AttentionKernel, Bytes, CostSource, Dtype, Limits, Lora, LossKind, MilpSettings, Optimizer, Planner,
+    Settings, SettingsError, Target,
 };
 
 use crate::cost::CostTable;
@@ -156,11 +156,40 @@ pub(crate) enum Patterns {
     Many(Vec<String>),
 }
 
-pub(crate) fn limits(only: Option<Patterns>, never: Option<Patterns>, whole: bool) -> Limits {
-    let list = |patterns| match patterns {
+pub(crate) fn list(patterns: Option<Patterns>) -> Vec<String> {
+    match patterns {
         None => Vec::new(),
         Some(Patterns::One(pattern)) => vec![pattern],
         Some(Patterns::Many(patterns)) => patterns,
-    };
+    }
+}
+
+pub(crate) fn loss(name: &str) -> PyResult<LossKind> {
+    choose("loss", name, options::LOSSES)
+}
+
+/// The type of a model, and that of autocast: by a type for all, or by a precision.
+pub(crate) fn types(dtype: Option<Dtype>, precision: Option<&str>) -> PyResult<(Option<Dtype>, Option<Dtype>)> {
+    match (dtype, precision) {
+        (Some(_), Some(_)) => Err(RematicError::new_err("dtype and precision say the same thing; give one of the two")),
+        (dtype, None) => Ok((dtype, None)),
+        (None, Some(name)) => {
+            let (dtype, autocast) = choose("precision", name, options::PRECISIONS)?.types(false);
+            Ok((Some(dtype), autocast))
+        }
+    }
+}
+
+pub(crate) fn lora(rank: Option<u64>, targets: Option<Patterns>, alpha: Option<f64>) -> PyResult<Option<Lora>> {
+    match rank {
+        Some(rank) => Ok(Some(Lora { rank, targets: list(targets), alpha })),
+        None if targets.is_some() || alpha.is_some() => {
+            Err(RematicError::new_err("lora_targets and lora_alpha are for lora; give its rank"))
+        }
+        None => Ok(None),
+    }
+}
+
+pub(crate) fn limits(only: Option<Patterns>, never: Option<Patterns>, whole: bool) -> Limits {
     Limits { only: list(only), never: list(never), whole, ..Limits::default() }
 }

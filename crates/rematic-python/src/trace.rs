@@ -4,12 +4,12 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
-use rematic::{Cancel, Fsdp2, Options, Source, StepTrace, Study, Target, Timeline};
+use rematic::{Cancel, Fsdp2, Options, Recipe, Source, StepTrace, Study, Target, Timeline};
 use rematic_trace::{ModuleId, Table};
 
 use crate::device::DeviceName;
 use crate::error::{TraceError, exception};
-use crate::option::{self, TableOrPath, target};
+use crate::option::{self, Patterns, TableOrPath, target};
 use crate::study::LastStudy;
 use crate::work::interruptible;
 
@@ -124,7 +124,8 @@ impl Trace {
     /// Traces a built-in model, or the one that a Hugging Face config (a path, or a dict) describes.
     #[staticmethod]
     #[pyo3(signature = (source, *, batch=None, seq=None, dtype=None, optimizer=None, attention=None, layers=None,
-                        dropout=None, dim=None, heads=None, vocab=None, tp=None, tp_rank=None))]
+                        dropout=None, dim=None, heads=None, vocab=None, tp=None, tp_rank=None, precision=None, accumulate=None,
+                        lora=None, lora_targets=None, lora_alpha=None, freeze=None, loss=None))]
     #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
     fn model(
         py: Python<'_>,
@@ -141,11 +142,27 @@ impl Trace {
         vocab: Option<u64>,
         tp: Option<u32>,
         tp_rank: Option<u32>,
+        precision: Option<&str>,
+        accumulate: Option<u32>,
+        lora: Option<u64>,
+        lora_targets: Option<Patterns>,
+        lora_alpha: Option<f64>,
+        freeze: Option<Patterns>,
+        loss: Option<&str>,
     ) -> PyResult<Self> {
+        let dtype = dtype.map(option::dtype).transpose()?;
+        let (dtype, autocast) = option::types(dtype, precision)?;
+        let recipe = Recipe {
+            autocast,
+            accumulate,
+            lora: option::lora(lora, lora_targets, lora_alpha)?,
+            freeze: option::list(freeze),
+            loss: loss.map(option::loss).transpose()?,
+        };
         let options = Options {
             batch,
             seq,
-            dtype: dtype.map(option::dtype).transpose()?,
+            dtype,
             optimizer: optimizer.map(option::optimizer).transpose()?,
             attention: attention.map(option::attention).transpose()?,
             layers,
@@ -155,6 +172,7 @@ impl Trace {
             vocab,
             tp,
             tp_rank,
+            recipe,
         };
         let source = if source.is_instance_of::<PyDict>() {
             let text: String = py.import("json")?.call_method1("dumps", (source,))?.extract()?;

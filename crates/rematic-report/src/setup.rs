@@ -10,8 +10,11 @@ use crate::style::{Sentence, Style, Tone};
 /// What stands between the parts of the line.
 const BETWEEN: &str = " · ";
 
+/// Parts of up to so many bytes stay on one line of a narrow terminal.
+const SHORT: usize = 24;
+
 /// Optimizers as people write them; others are written as the step says.
-const OPTIMIZERS: [(&str, &str); 9] = [
+const OPTIMIZERS: [(&str, &str); 13] = [
     ("adam", "Adam"),
     ("adamw", "AdamW"),
     ("sgd", "SGD"),
@@ -20,6 +23,10 @@ const OPTIMIZERS: [(&str, &str); 9] = [
     ("adamw-fused", "AdamW fused"),
     ("sgd-fused", "SGD fused"),
     ("sgd-momentum-fused", "SGD with momentum, fused"),
+    ("adamw8bit", "AdamW 8-bit"),
+    ("lion", "Lion"),
+    ("muon", "Muon, AdamW fused for the rest"),
+    ("adafactor", "Adafactor"),
     ("none", "no optimizer"),
 ];
 
@@ -29,7 +36,13 @@ const SEQ: &str = "seq";
 const DTYPE: &str = "dtype";
 const OPTIMIZER: &str = "optimizer";
 const SHARDS: &str = "shards";
-const SAID: [&str; 5] = [BATCH, SEQ, DTYPE, OPTIMIZER, SHARDS];
+const AUTOCAST: &str = "autocast";
+const ACCUMULATE: &str = "accumulate";
+const LORA: &str = "lora";
+const LORA_TARGETS: &str = "lora-targets";
+const FREEZE: &str = "freeze";
+const LOSS: &str = "loss";
+const SAID: [&str; 11] = [BATCH, SEQ, DTYPE, OPTIMIZER, SHARDS, AUTOCAST, ACCUMULATE, LORA, LORA_TARGETS, FREEZE, LOSS];
 
 /// What a step is trained with and on, whether it was asked for or assumed: the first line of every answer.
 #[derive(Clone, Debug)]
@@ -51,6 +64,16 @@ pub(crate) struct SetupJson {
     batch: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     seq: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accumulate: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lora: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lora_targets: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    freeze: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    loss: Option<String>,
     device: String,
     gpus: Option<u64>,
     /// What else the step says of itself.
@@ -65,7 +88,9 @@ impl Setup {
         let (origin, gpus) = (&trace.origin, trace.place.ranks());
         let facts = origin.facts();
         let is_other = |(name, _): &&(String, String)| !SAID.contains(&name.as_str());
-        let said = [precision(origin), optimizer(origin), sizes(origin), Some(devices(device, gpus))];
+        let said = [precision(origin), trained(origin), optimizer(origin), sizes(origin), Some(devices(device, gpus))];
+        let number = |name: &str| find(origin, name).and_then(|value| value.parse().ok());
+        let text = |name: &str| find(origin, name).map(str::to_owned);
         Setup {
             model: origin.model.clone(),
             parts: said.into_iter().flatten().collect(),
@@ -75,6 +100,11 @@ impl Setup {
                 optimizer: origin.optimizer.clone(),
                 batch: origin.batch,
                 seq: origin.seq,
+                accumulate: number(ACCUMULATE),
+                lora: number(LORA),
+                lora_targets: text(LORA_TARGETS),
+                freeze: text(FREEZE),
+                loss: text(LOSS),
                 device: device.to_owned(),
                 gpus,
                 others: facts.iter().filter(is_other).cloned().collect(),
@@ -91,7 +121,7 @@ impl Setup {
     /// The line, without the model.
     #[must_use]
     pub fn words(&self) -> String {
-        self.parts.iter().map(|part| unbroken(part)).collect::<Vec<_>>().join(BETWEEN)
+        self.parts.join(BETWEEN)
     }
 
     /// What the line does not say: the attention kernel, versions, what capture saw.
@@ -105,11 +135,13 @@ impl Setup {
 
     /// The line.
     pub(crate) fn text(&self, style: Style) -> String {
+        let whole = |part: &String| if part.len() <= SHORT { unbroken(part) } else { part.clone() };
+        let words = self.parts.iter().map(whole).collect::<Vec<_>>().join(BETWEEN);
         style.sentence(&Sentence {
             lead: (&self.model, Tone::Strong),
             head: "",
             gap: BETWEEN,
-            tail: (&self.words(), Tone::Quiet),
+            tail: (&words, Tone::Quiet),
         })
     }
 }
@@ -120,8 +152,16 @@ fn find<'a>(origin: &'a Origin, name: &str) -> Option<&'a str> {
 
 fn precision(origin: &Origin) -> Option<String> {
     let computes = origin.precision?;
+    let autocast = find(origin, AUTOCAST).and_then(|name| name.parse::<Dtype>().ok());
+    if let Some(autocast) = autocast {
+        let scaler = if autocast == Dtype::F16 { ", without the loss scaler" } else { "" };
+        return Some(format!("mixed {} ({} parameters{scaler})", autocast.spelled(), computes.spelled()));
+    }
     Some(match (find(origin, SHARDS), computes) {
         (Some(shards), _) => format!("mixed {} ({shards} shards)", computes.spelled()),
+        (None, Dtype::Bf16 | Dtype::F16) if find(origin, LORA).is_some() => {
+            format!("{} (adapters fp32)", computes.spelled())
+        }
         (None, Dtype::Bf16 | Dtype::F16) => format!("{} (parameters too)", computes.spelled()),
         (None, _) => computes.spelled().to_owned(),
     })
@@ -129,8 +169,25 @@ fn precision(origin: &Origin) -> Option<String> {
 
 fn precision_name(origin: &Origin) -> Option<String> {
     let computes = origin.precision?;
-    let is_mixed = find(origin, SHARDS).is_some();
-    Some(if is_mixed { "mixed".to_owned() } else { computes.spelled().to_owned() })
+    Some(match find(origin, AUTOCAST) {
+        Some("f16") => "fp16",
+        Some(_) => "mixed",
+        None if find(origin, SHARDS).is_some() => "mixed",
+        None => computes.spelled(),
+    })
+    .map(str::to_owned)
+}
+
+/// What of the model is trained, if not all, and with which loss, if not its own.
+fn trained(origin: &Origin) -> Option<String> {
+    let lora = find(origin, LORA).map(|rank| {
+        let targets = find(origin, LORA_TARGETS).unwrap_or_default().replace(',', ", ");
+        format!("LoRA of rank {rank} ({targets})")
+    });
+    let frozen = find(origin, FREEZE).map(|names| format!("frozen: {}", names.replace(',', ", ")));
+    let loss = find(origin, LOSS).map(|kind| format!("{kind} loss"));
+    let said: Vec<String> = lora.into_iter().chain(frozen).chain(loss).collect();
+    (!said.is_empty()).then(|| said.join(BETWEEN))
 }
 
 fn optimizer(origin: &Origin) -> Option<String> {
@@ -141,9 +198,13 @@ fn optimizer(origin: &Origin) -> Option<String> {
 
 fn sizes(origin: &Origin) -> Option<String> {
     let batch = origin.batch?;
-    Some(match origin.seq {
+    let sizes = match origin.seq {
         Some(seq) => format!("{batch} × {seq}"),
         None => format!("batch {batch}"),
+    };
+    Some(match find(origin, ACCUMULATE) {
+        Some(count) => format!("{count} micro-batches of {sizes}"),
+        None => sizes,
     })
 }
 
@@ -178,6 +239,23 @@ mod tests {
         trace.origin.note("shards", "fp32");
         trace.place.axes.push(Axis { name: "dp".to_owned(), size: 8, coordinate: 0 });
         assert_eq!(words(&trace), "llama-3-8b · mixed bf16 (fp32 shards) · AdamW fused · 1 × 4096 · 8 × A100-80\n");
+    }
+
+    #[test]
+    fn what_is_trained_is_said() {
+        let sizes = [("batch", "2"), ("seq", "64"), ("optimizer", "adamw8bit")];
+        let words = |facts: &[(&str, &str)]| Setup::new(&step(&[&sizes[..], facts].concat()), "h100").words();
+        let mixed = [("dtype", "f32"), ("autocast", "bf16"), ("accumulate", "4")];
+        assert_eq!(words(&mixed), "mixed bf16 (fp32 parameters) · AdamW 8-bit · 4 micro-batches of 2 × 64 · H100");
+        let adapters = [("dtype", "bf16"), ("lora", "8"), ("lora-targets", "q_proj,v_proj"), ("loss", "chunked")];
+        assert_eq!(
+            words(&adapters),
+            "bf16 (adapters fp32) · LoRA of rank 8 (q_proj, v_proj) · chunked loss · AdamW 8-bit · 2 × 64 · H100"
+        );
+        let half = [("dtype", "f32"), ("autocast", "f16"), ("freeze", "a.*,b.*")];
+        let said =
+            "mixed fp16 (fp32 parameters, without the loss scaler) · frozen: a.*, b.* · AdamW 8-bit · 2 × 64 · H100";
+        assert_eq!(words(&half), said);
     }
 
     #[test]

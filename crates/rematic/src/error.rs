@@ -72,12 +72,18 @@ pub enum Error {
     /// What stays gathered is chosen together with a plan.
     #[error("{} chooses together with a plan, so it is for the verb plan; give yes or no", Opt("reshard").to("auto"))]
     ReshardingChosen,
-    /// Mixed precision of one device is autocast, which is not traced natively.
+    /// What a saved step computes in is known.
     #[error(
-        "{} is FSDP2's, and needs {}; on one device it is autocast: capture your step with rematic.capture, and give its trace",
+        "a saved step has its types already; {} is for a model, or for a step in half precision with {}",
         Opt("precision").to("mixed"), Opt("fsdp").to("GPUS")
     )]
-    MixedWithoutSharding,
+    MixedTrace,
+    /// What `torch.compile` makes of a step is known when it has run.
+    #[error(
+        "what torch.compile fuses and keeps is not known before it has compiled the step; run your script on a GPU that is not \
+         there, with `rematic rehearse -- python train.py`, which says what the compiled step takes"
+    )]
+    Compiled,
     /// A port that cannot be listened on.
     #[error("cannot listen on 127.0.0.1:{port}: {source}; give another {}, or none for any that is free", Opt("port"))]
     Port {

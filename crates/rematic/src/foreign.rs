@@ -92,8 +92,21 @@ impl Foreign {
 
     /// What Python is asked. Every option is here, or refused by its name.
     fn request(&self, options: &Options) -> Result<Value, Error> {
-        let &Options { batch, seq, dtype, optimizer, attention, layers, dropout, dim, heads, vocab, tp, tp_rank } =
-            options;
+        let Options {
+            batch,
+            seq,
+            dtype,
+            optimizer,
+            attention,
+            layers,
+            dropout,
+            dim,
+            heads,
+            vocab,
+            tp,
+            tp_rank,
+            recipe,
+        } = options;
         let others = [
             ("dim", dim.is_some()),
             ("heads", heads.is_some()),
@@ -101,9 +114,10 @@ impl Foreign {
             ("tp", tp.is_some()),
             ("tp-rank", tp_rank.is_some()),
         ];
-        if let Some((name, _)) = others.into_iter().find(|(_, given)| *given) {
+        let other = others.into_iter().find(|(_, given)| *given).map(|(name, _)| Opt(name));
+        if let Some(option) = other.or_else(|| recipe.given()) {
             let model = format!("{}, which is captured with transformers,", self.name);
-            return Err(FakeError::unknown_option(&model, Opt(name)).into());
+            return Err(FakeError::unknown_option(&model, option).into());
         }
         let config: Value = serde_json::from_str(self.config.strip_prefix('\u{feff}').unwrap_or(&self.config))
             .map_err(|error| self.failed(&error))?;

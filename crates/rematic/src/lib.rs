@@ -47,8 +47,8 @@ pub use rematic_allocator::{Settings, SettingsError};
 pub use rematic_cost::{
     CostError, CostRule, CostTable, Costs, Device, Devices, Links, Measured, Signature, Signatures,
 };
-pub use rematic_fake::models::{BUILTIN, Builtin, Model, Options};
-pub use rematic_fake::{AttentionKernel, FakeError, Optimizer};
+pub use rematic_fake::models::{BUILTIN, Builtin, LossKind, Model, Options, Recipe};
+pub use rematic_fake::{AttentionKernel, FakeError, Lora, Optimizer};
 pub use rematic_layout::{Fsdp2, Fsdp2Error, fsdp2, layers as fsdp2_layers};
 pub use rematic_plan::{
     Cancel, CategoryBytes, DocumentError, Explanation, Limits, Moment, Numerics, Outcome, Place, PlanDocument,

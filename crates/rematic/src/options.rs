@@ -1,6 +1,7 @@
 //! What can be chosen by name, and what is chosen where nothing is said: one list for the command and for Python.
 
 use rematic_cost::CostRule;
+use rematic_fake::models::LossKind;
 use rematic_fake::{AttentionKernel, Optimizer};
 use rematic_replay::Allocator;
 use rematic_trace::Dtype;
@@ -83,6 +84,10 @@ pub const OPTIMIZERS: &[Named<Optimizer>] = &[
     named("adamw-fused", Optimizer::AdamWFused, "AdamW in one kernel, as Hugging Face's Trainer takes it"),
     named("sgd-fused", Optimizer::SgdFused, "Plain gradient descent in one kernel"),
     named("sgd-momentum-fused", Optimizer::SgdMomentumFused, "Gradient descent with momentum in one kernel"),
+    named("adamw8bit", Optimizer::AdamW8bit, "AdamW with its state in 8 bits, by the layout of bitsandbytes"),
+    named("lion", Optimizer::Lion, "Lion, as lion-pytorch has it"),
+    named("muon", Optimizer::Muon, "torch.optim.Muon for matrices, adamw-fused for the rest"),
+    named("adafactor", Optimizer::Adafactor, "torch.optim.Adafactor"),
     named("none", Optimizer::None, "Forward and backward alone"),
 ];
 /// `attention`.
@@ -108,6 +113,15 @@ pub struct Precision {
     pub mixed: bool,
 }
 
+impl Precision {
+    /// The type of the model, and that of autocast, if it runs under it. FSDP2 has a policy of its own in its place: the model
+    /// computes in the half type, and its shards are fp32.
+    #[must_use]
+    pub fn types(self, is_sharded: bool) -> (Dtype, Option<Dtype>) {
+        if self.mixed && !is_sharded { (Dtype::F32, Some(self.dtype)) } else { (self.dtype, None) }
+    }
+}
+
 /// Which layers give their weights back between forward and backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reshard {
@@ -125,9 +139,19 @@ pub const PRECISIONS: &[Named<Precision>] = &[
     named(
         "mixed",
         Precision { dtype: Dtype::Bf16, mixed: true },
-        "Shards, their gradients and the optimizer's state in fp32, the rest in bfloat16",
+        "Parameters, gradients and optimizer state in fp32; computes under torch.autocast(bfloat16), or by FSDP2's policy",
     ),
     named("fp32", Precision { dtype: Dtype::F32, mixed: false }, "All in 32-bit floats"),
+    named("fp16", Precision { dtype: Dtype::F16, mixed: true }, "As mixed, in float16; the loss scaler is not counted"),
+];
+/// `loss`.
+pub const LOSSES: &[Named<LossKind>] = &[
+    named("plain", LossKind::Plain, "From the logits of all positions, as Hugging Face's models do"),
+    named(
+        "chunked",
+        LossKind::Chunked,
+        "Over 8 parts of the positions, with logits that are not kept: rematic.chunked_loss",
+    ),
 ];
 /// `reshard`.
 pub const RESHARD: &[Named<Reshard>] = &[

@@ -2,7 +2,7 @@ use rematic_cost::{CostRule, Work};
 use rematic_plan::Problem;
 use rematic_replay::{Checkpoint, Clock};
 use rematic_report::Pace;
-use rematic_trace::{Millis, OpId, Phase, Place};
+use rematic_trace::{Event, Millis, OpId, Phase, Place, StepTrace};
 
 use crate::study::Study;
 use crate::target::CostSource;
@@ -53,6 +53,7 @@ impl Study {
         let least = peak.filter(|_| step.0 > 0.0 && !self.target.cost.is_torch()).map(|peak| peak.time(flops));
         let origin = &self.trace.origin;
         let tokens = origin.batch.zip(origin.seq).and_then(|(batch, seq)| batch.checked_mul(seq));
+        let tokens = tokens.and_then(|tokens| tokens.checked_mul(micro_batches(&self.trace)));
         let place = &self.trace.place;
         Pace {
             step,
@@ -66,6 +67,12 @@ impl Study {
             reached: device.pace_share.filter(|_| is_physical && peak.is_some() && peak == device.peaks.bf16),
         }
     }
+}
+
+/// How many batches of the origin's size the step has.
+fn micro_batches(trace: &StepTrace) -> u64 {
+    let begun = trace.events().iter().filter(|event| matches!(event, Event::MicroBatch(_)));
+    (begun.count() as u64).max(1)
 }
 
 /// How many groups of ranks have tokens of their own.

@@ -130,5 +130,5 @@ fn given(options: &Options) -> Option<Opt> {
         (options.vocab.is_some(), "vocab"),
         (options.tp.is_some(), "tp"),
     ];
-    set.into_iter().find(|(set, _)| *set).map(|(_, name)| Opt(name))
+    set.into_iter().find(|(set, _)| *set).map(|(_, name)| Opt(name)).or_else(|| options.recipe.given())
 }

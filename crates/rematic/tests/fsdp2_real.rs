@@ -23,7 +23,8 @@ fn step(name: &str, options: Options) -> StepTrace {
 
 fn steps() -> Vec<Real> {
     let seed = || step("seed-transformer", Options::default());
-    let gpt2 = || step("gpt2", Options { batch: Some(4), seq: Some(512), ..Options::default() });
+    let adam = Some(Optimizer::Adam);
+    let gpt2 = || step("gpt2", Options { batch: Some(4), seq: Some(512), optimizer: adam, ..Options::default() });
     let optimizer = Some(Optimizer::AdamW);
     let llama = || step("llama-3-8b", Options { batch: Some(1), seq: Some(8192), optimizer, ..Options::default() });
     let eight = Fsdp2::over(8);

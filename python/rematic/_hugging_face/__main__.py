@@ -49,7 +49,7 @@ def captured(request: Any) -> dict[str, Any]:
     from rematic._capture.step import document
 
     from .batch import batch_of
-    from .model import build, change, class_of, config_of
+    from .model import build, change, class_of, config_of, dtype_of
     from .optimizer import optimizer_of
     from .request import Refused
 
@@ -62,7 +62,8 @@ def captured(request: Any) -> dict[str, Any]:
         warnings.simplefilter("always")
         try:
             text = document(model, optimizer=optimizer, **batch.arguments)
-        except RuntimeError as error:
+        except Exception as error:
+            # In torch's words.
             if "No available kernel" not in str(error):
                 raise
             raise Refused(f"no attention of this step can run in the kernel `{request.attention}`; drop `attention`") from error
@@ -70,10 +71,9 @@ def captured(request: Any) -> dict[str, Any]:
 
     found: dict[str, Any] = json.loads(text)
     origin = found["origin"]
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     origin |= {
         "model": request.name, "batch": request.batch or 1, "seq": batch.seq, "attention": request.attention,
-        "precision": {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype], "optimizer": request.optimizer,
+        "precision": {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}[dtype_of(request)], "optimizer": request.optimizer,
     }  # fmt: skip
     notes = [str(warning.message) for warning in warned if issubclass(warning.category, RematicWarning)]
     origin["options"] = [
@@ -103,8 +103,9 @@ def _limit_memory() -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
-        pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (pages * page, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        # Not the address space, of which the libraries of CUDA alone take more.
+        held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_DATA, (held, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 if __name__ == "__main__":

@@ -28,26 +28,45 @@ TASKS = (
     "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING",
     "MODEL_MAPPING",
 )
+# The most that is told of an error of transformers.
+LONGEST_REASON = 500
 # Random numbers decide with these what runs at all.
 DECIDED_BY_CHANCE = {"layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "apply_spec_augment": False}
 
 
 def config_of(request: Request) -> Any:
     """The config as transformers reads it. No code comes with it: a type that transformers has not is refused."""
-    kind = request.config.get("model_type")
+    kind = str(request.config.get("model_type"))
     if kind not in transformers.CONFIG_MAPPING:
         own = " (its own code, which `auto_map` names, is never run)" if "auto_map" in request.config else ""
         raise Refused(
             f"transformers {transformers.__version__} has no model of type `{kind}`{own}; build the model yourself, and give "
             "what rematic.capture captures of it"
         )
-    fields = {key: value for key, value in request.config.items() if key not in ("auto_map", "dtype", "torch_dtype")}
     try:
-        config = transformers.CONFIG_MAPPING[kind].from_dict(fields)
+        config = transformers.CONFIG_MAPPING[kind].from_dict(_harmless(request.config))
     except Exception as error:
         raise Refused(f"transformers {transformers.__version__} does not take this config: {_line(error)}") from error
     config.use_cache = False
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        # Answers are shifted by it; which one it is does not matter here.
+        config.decoder_start_token_id = 0
     return config
+
+
+def _harmless(value: Any) -> Any:
+    """A config without fields that name code: that of its model, or of kernels that transformers would load."""
+    if isinstance(value, list):
+        return [_harmless(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _harmless(inner) for key, inner in value.items() if not _is_left_out(key)}
+
+
+def _is_left_out(field: str) -> bool:
+    names_code = field.startswith("_") or field.endswith("_implementation") or field in ("auto_map", "use_kernels")
+    # The type is an option of its own.
+    return names_code or field in ("dtype", "torch_dtype")
 
 
 def change(config: Any, request: Request) -> list[str]:
@@ -95,13 +114,13 @@ def _set_dropout(config: Any, dropout: float) -> None:
         raise Refused(f"`{config.model_type}` has no dropout in its config; drop the option")
 
 
-def class_of(config: Any, named: Any) -> type[nn.Module]:
+def class_of(config: Any, named: Any) -> Any:
     """The class that the config names, or else what models of this kind are mostly trained as."""
-    name = named[0] if isinstance(named, list) and named else None
-    cls = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    cls: Any = getattr(transformers, name, None) if name.isidentifier() else None
     is_model = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)
     # A model without a head has no loss.
-    has_head = isinstance(name, str) and ("For" in name or "LMHead" in name or "WithProjection" in name)
+    has_head = any(part in name for part in ("For", "LMHead", "WithProjection"))
     if is_model and has_head and getattr(cls, "config_class", None) is type(config):
         return cls
     for task in TASKS:
@@ -113,10 +132,9 @@ def class_of(config: Any, named: Any) -> type[nn.Module]:
     raise Refused(f"transformers {transformers.__version__} has no model for a config of type `{config.model_type}`")
 
 
-def build(cls: type[nn.Module], config: Any, request: Request) -> nn.Module:
+def build(cls: Any, config: Any, request: Request) -> nn.Module:
     """The model, on the meta device."""
-    said = request.dtype or _dtype_in(request.config)
-    dtype = DTYPES[said or "fp32"]
+    dtype = DTYPES[dtype_of(request)]
     try:
         with torch.device("meta"):
             model = cls._from_config(config, dtype=dtype)
@@ -131,13 +149,12 @@ def build(cls: type[nn.Module], config: Any, request: Request) -> nn.Module:
     return model.train()
 
 
-def _dtype_in(config: dict[str, Any]) -> str | None:
-    """The type that the config says its weights have."""
-    said = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
-    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(said)
+def dtype_of(request: Request) -> str:
+    """The type that is asked for, or else the one that the config says its weights have."""
+    said = str(request.config.get("dtype") or request.config.get("torch_dtype") or "").removeprefix("torch.")
+    return request.dtype or {"bfloat16": "bf16", "float16": "fp16"}.get(said, "fp32")
 
 
 def _line(error: Exception) -> str:
     """An error on one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'it does not say why'}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON] or 'it does not say why'}"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rematic._apply.promise import size_in_words
-from rematic._apply.wrapping import AUDITED_STEPS, check_audit, remove
+from rematic._apply.wrapping import check_audit, remove
 from rematic._auto import make_follow
 from rematic._capture.arguments import OptimizerChoice
 from rematic._capture.step import capture_step

@@ -1,6 +1,6 @@
 """A `parallelize_fn` for torchtitan: the model's own, after which the model follows a plan.
 
-    spec = model_registry("8B", attn_backend="sdpa")
+    spec = model_registry("8B", attn_backend="varlen")
     spec.parallelize_fn = parallelize(spec.parallelize_fn, budget="70GiB")
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchtitan.components.loss import cross_entropy_loss
+from torchtitan.models.common.attention import FlexAttention, VarlenAttention
 from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
@@ -53,9 +54,13 @@ def parallelize(
             "parallelize_fn compiles the model, and the compiler decides by itself what to keep, so that a plan would promise "
             "nothing; set compile.enable=False"
         )
-        if goes_without or planning.refuse_if({compiled: is_compiled(model)}):
+        flex = (
+            "FlexAttention is made by the compiler, and cannot be captured; take varlen, as by model_registry(…, "
+            'attn_backend="varlen")'
+        )
+        if goes_without or planning.refuse_if({compiled: is_compiled(model), flex: _has(model, FlexAttention)}):
             return model
-        step = _Step(loss, settings["training"], settings["parallel_dims"])
+        step = _Step(model, loss, settings["training"], settings["parallel_dims"])
         chosen = functools.partial(torch.optim.AdamW, fused=True) if optimizer is None else optimizer
         planning.make(model, {"as given": step}, chosen, step.tokens, torch.device(utils.device_type))
         planned.plan = planning.plan  # type: ignore[attr-defined]
@@ -81,21 +86,28 @@ def _reasons(settings: dict[str, Any]) -> dict[str, bool]:
     }
 
 
+def _has(model: nn.Module, kind: type[nn.Module]) -> bool:
+    return any(isinstance(module, kind) for module in model.modules())
+
+
 class _Step:
     """A step of torchtitan's trainer. Of several that accumulate, one that finds gradients, which is the highest."""
 
-    def __init__(self, loss: Loss, training: Any, dims: Any) -> None:
+    def __init__(self, model: Any, loss: Loss, training: Any, dims: Any) -> None:
         self.loss = loss
         size = (training.local_batch_size, training.seq_len)
         self.tokens = torch.zeros(size, dtype=torch.int64)
-        self.positions = torch.arange(training.seq_len).expand(size).contiguous()
+        positions = torch.arange(training.seq_len).expand(size).contiguous()
+        self.inputs = {"positions": positions}
+        if _has(model, VarlenAttention):
+            self.inputs["attention_masks"] = model.get_attention_masks(positions=positions)
         self.max_norm = training.max_norm
         self.accumulates = training.global_batch_size > training.local_batch_size * dims.dp_replicate * dims.dp_shard
 
     def __call__(self, model: nn.Module, optimizer: Any) -> Tensor:
         if not self.accumulates:
             optimizer.zero_grad()
-        output = model(self.tokens, positions=self.positions)
+        output = model(self.tokens, **self.inputs)
         loss = self.loss(output, self.tokens) / self.tokens.numel()
         del output
         loss.backward()

@@ -24,7 +24,7 @@ from ._planning import Planning, is_compiled, optimizer_of, single
 LOGGER = "transformers.rematic"
 
 
-class PlanCallback(TrainerCallback):  # type: ignore[misc]
+class PlanCallback(TrainerCallback):
     """Makes the model that a trainer trains fit a budget, or the GPU it is on.
 
     The step is captured as `trainer.training_step` runs it, when its first batch is there, and again when a batch is larger than

@@ -168,7 +168,7 @@ pub(super) fn attend_eagerly(
     let mut weights = {
         let scores = {
             let flipped = keys.transpose(2, 3);
-            queries.batched_matmul(&flipped)
+            queries.matmul(&flipped)
         };
         scores.mul_scalar()
     };
@@ -183,7 +183,7 @@ pub(super) fn attend_eagerly(
         single.to(queries.dtype())
     };
     weights = weights.dropout(attention.dropout);
-    let mut output = weights.batched_matmul(&values);
+    let mut output = weights.matmul(&values);
     output = {
         let transposed = output.transpose(1, 2);
         transposed.contiguous()
@@ -221,6 +221,9 @@ pub(super) fn causal_lm_loss(logits: &Tensor, labels: &Tensor, group: Option<Ten
     }
 }
 
+/// Over so many parts `rematic.chunked_loss` computes the loss if it is not told.
+const CHUNKS: u64 = 8;
+
 /// The last hidden states through the output layer, whose result is scaled, and the loss.
 pub(super) fn lm_outputs(
     hidden: &Tensor,
@@ -229,6 +232,11 @@ pub(super) fn lm_outputs(
     labels: &Tensor,
     group: Option<TensorParallel>,
 ) -> (Tensor, Tensor) {
+    if hidden.tape().training(|training| training.chunks_loss) {
+        // Logits are not returned.
+        let loss = hidden.chunked_loss(lm_head.weight(), labels, CHUNKS);
+        return (loss.clone(), loss);
+    }
     let hidden = hidden.alias();
     let logits = scale(lm_head.forward_gathered(&hidden, group));
     let loss = causal_lm_loss(&logits, labels, group);

@@ -6,6 +6,7 @@ mod config;
 mod decoder;
 mod gpt2;
 mod gpt_neox;
+mod recipe;
 mod seed_transformer;
 mod sharing;
 
@@ -15,6 +16,7 @@ pub use self::builtin::{BUILTIN, Builtin};
 use self::decoder::{Decoder, DecoderConfig};
 use self::gpt_neox::{GptNeoxConfig, GptNeoxForCausalLm};
 use self::gpt2::{Gpt2Config, Gpt2LmHeadModel};
+pub use self::recipe::{LossKind, Recipe};
 use self::seed_transformer::SeedTransformer;
 use crate::error::FakeError;
 use crate::optimizer::Optimizer;
@@ -56,6 +58,8 @@ pub struct Options {
     pub tp: Option<u32>,
     /// Which of them it is; the first, if nothing is said.
     pub tp_rank: Option<u32>,
+    /// How it is trained.
+    pub recipe: Recipe,
 }
 
 impl Options {
@@ -75,6 +79,23 @@ enum Architecture {
     Decoder(DecoderConfig),
 }
 
+impl Architecture {
+    /// Whether logits are changed before the loss.
+    fn scales_logits(&self) -> bool {
+        matches!(self, Architecture::Decoder(config) if config.scales_logits())
+    }
+
+    /// The layers that PEFT gives adapters if it is not told which; none for a model that it does not know.
+    fn lora_targets(&self) -> &'static [&'static str] {
+        match self {
+            Architecture::Seed(_) => &[],
+            Architecture::Gpt2(_) => &["c_attn"],
+            Architecture::GptNeox(_) => &["query_key_value"],
+            Architecture::Decoder(config) => config.family.lora_targets(),
+        }
+    }
+}
+
 /// A model and the step that it is trained with.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -85,6 +106,7 @@ pub struct Model {
     dtype: Dtype,
     optimizer: Optimizer,
     attention: AttentionKernel,
+    recipe: Recipe,
 }
 
 impl Model {
@@ -105,6 +127,7 @@ impl Model {
                 dtype: Dtype::F32,
                 optimizer: Optimizer::default(),
                 attention: AttentionKernel::default(),
+                recipe: Recipe::default(),
                 architecture: Architecture::Seed(seed),
             });
         };
@@ -125,6 +148,7 @@ impl Model {
             // What Hugging Face's Trainer takes.
             optimizer: Optimizer::AdamWFused,
             attention: AttentionKernel::default(),
+            recipe: Recipe::default(),
             architecture: parsed.architecture,
         })
     }
@@ -161,6 +185,7 @@ impl Model {
         if !matches!(self.dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16) {
             return Err(out_of_range("dtype", self.dtype, "it must be fp32, bf16 or fp16"));
         }
+        self.recipe = options.recipe.clone().settled(&self.name, &self.architecture)?;
         self.resize(options)?;
         self.share(options)?;
         self.check()?;
@@ -223,6 +248,7 @@ impl Model {
         if ranks < 2 {
             return Err(out_of_range("tp", ranks, "it must be at least 2"));
         }
+        self.recipe.check_shared()?;
         let rank = options.tp_rank.unwrap_or(0);
         if rank >= ranks {
             let rule = format!("{} GPUs have the ranks 0 to {}", ranks, ranks - 1);
@@ -293,33 +319,45 @@ impl Model {
         tape.fact("seq", self.seq);
         tape.fact("dtype", self.dtype);
         tape.fact("attention", self.attention);
-        let tokens = [self.batch, self.seq];
+        self.recipe.begin(&tape);
         match &self.architecture {
             Architecture::Seed(seed) => {
                 let model = seed.build(&tape, self.seq, self.dtype, self.attention);
-                let tokens = tape.input(Dtype::I64, &tokens);
-                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), Tensor::sum)
+                let tokens = self.tokens(&tape);
+                self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch]), Tensor::sum)
             }
             Architecture::Gpt2(config) => {
                 let model = Gpt2LmHeadModel::new(&tape, config, self.dtype, self.attention);
-                let tokens = tape.input(Dtype::I64, &tokens);
-                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), loss_of)
+                let tokens = self.tokens(&tape);
+                self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch]), loss_of)
             }
             Architecture::GptNeox(config) => {
                 let model = GptNeoxForCausalLm::new(&tape, config, self.dtype, self.attention);
-                let tokens = tape.input(Dtype::I64, &tokens);
-                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens), loss_of)
+                let tokens = self.tokens(&tape);
+                self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch]), loss_of)
             }
             Architecture::Decoder(config) => {
                 if let Some(group) = config.group {
                     tape.share(group);
                 }
                 let model = Decoder::new(&tape, config, self.dtype, self.attention);
-                let tokens = tape.input(Dtype::I64, &tokens);
+                let tokens = self.tokens(&tape);
                 let positions = config.group.map(|_| tape.input(Dtype::I64, &[1, self.seq]));
-                Step::new(&tape, self.optimizer).run(|| model.forward(&tokens, positions.as_ref()), loss_of)
+                self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch], positions.as_ref()), loss_of)
             }
         }
+    }
+
+    /// The tokens of every micro-batch.
+    fn tokens(&self, tape: &Tape) -> Vec<Tensor> {
+        (0..self.recipe.micro_batches()).map(|_| tape.input(Dtype::I64, &[self.batch, self.seq])).collect()
+    }
+
+    /// The step of a model that has been made.
+    fn step(&self, tape: &Tape) -> Result<Step, FakeError> {
+        tape.check_training()?;
+        let step = Step::new(tape, self.optimizer).autocast(self.recipe.autocast);
+        Ok(step.micro_batches(self.recipe.micro_batches()))
     }
 }
 

@@ -1,6 +1,7 @@
 use rematic_trace::Dtype;
 
 use super::Scope;
+use super::adapter::Adapter;
 use crate::ops::Wait;
 use crate::parallel::{Spread, TensorParallel};
 use crate::tensor::Tensor;
@@ -10,30 +11,40 @@ pub struct Linear {
     scope: Scope,
     weight: Tensor,
     bias: Option<Tensor>,
+    adapter: Option<Adapter>,
 }
 
 impl Linear {
     /// A layer from `inputs` to `outputs` features.
     #[must_use]
     pub fn new(parent: &Scope, name: &str, inputs: u64, outputs: u64, bias: bool) -> Self {
-        let scope = parent.child(name, "Linear");
+        let (scope, around) = adapted(parent, name, "Linear");
         let weight = scope.parameter("weight", &[outputs, inputs]);
         let bias = bias.then(|| scope.parameter("bias", &[outputs]));
-        Linear { scope, weight, bias }
+        let adapter = around.map(|(around, rank)| Adapter::new(around, rank, inputs, outputs));
+        Linear { scope, weight, bias, adapter }
     }
 
     /// A layer without bias whose weight is another module's parameter.
     #[must_use]
     pub fn tied(parent: &Scope, name: &str, weight: &Tensor) -> Self {
-        let scope = parent.child(name, "Linear");
+        let (scope, around) = adapted(parent, name, "Linear");
         scope.tie("weight", weight);
-        Linear { scope, weight: weight.clone(), bias: None }
+        let adapter = around.map(|(around, rank)| Adapter::new(around, rank, weight.size(1), weight.size(0)));
+        Linear { scope, weight: weight.clone(), bias: None, adapter }
     }
 
     /// Runs the layer.
     #[must_use]
     pub fn forward(&self, input: &Tensor) -> Tensor {
-        self.scope.call(&[input], || input.linear(&self.weight, self.bias.as_ref()))
+        with_adapter(self.adapter.as_ref(), input, || {
+            self.scope.call(&[input], || input.linear(&self.weight, self.bias.as_ref()))
+        })
+    }
+
+    /// Its weight.
+    pub(crate) fn weight(&self) -> &Tensor {
+        &self.weight
     }
 
     /// Runs the rank's outputs of the layer (`ColwiseParallel`), on what all ranks have. They are a tensor of its own.
@@ -61,26 +72,47 @@ impl Linear {
     }
 }
 
+/// The scope of a layer, and if it gets an adapter the one around both, with its rank.
+fn adapted(parent: &Scope, name: &str, class: &str) -> (Scope, Option<(Scope, u64)>) {
+    let Some(rank) = parent.adapter_rank(name) else { return (parent.child(name, class), None) };
+    // PEFT's class has this name too.
+    let around = parent.child(name, "Linear");
+    (around.child("base_layer", class), Some((around, rank)))
+}
+
+fn with_adapter(adapter: Option<&Adapter>, input: &Tensor, layer: impl FnOnce() -> Tensor) -> Tensor {
+    match adapter {
+        None => layer(),
+        Some(adapter) => adapter.forward(input, layer),
+    }
+}
+
 /// Hugging Face's `Conv1D`: a linear layer with its weight the other way round.
 pub struct Conv1d {
     scope: Scope,
     weight: Tensor,
     bias: Tensor,
+    adapter: Option<Adapter>,
 }
 
 impl Conv1d {
     /// A layer from `inputs` to `outputs` features.
     #[must_use]
     pub fn new(parent: &Scope, name: &str, inputs: u64, outputs: u64) -> Self {
-        let scope = parent.child(name, "Conv1D");
+        let (scope, around) = adapted(parent, name, "Conv1D");
         let weight = scope.parameter("weight", &[inputs, outputs]);
         let bias = scope.parameter("bias", &[outputs]);
-        Conv1d { scope, weight, bias }
+        let adapter = around.map(|(around, rank)| Adapter::new(around, rank, inputs, outputs));
+        Conv1d { scope, weight, bias, adapter }
     }
 
     /// Runs the layer.
     #[must_use]
     pub fn forward(&self, input: &Tensor) -> Tensor {
+        with_adapter(self.adapter.as_ref(), input, || self.layer(input))
+    }
+
+    fn layer(&self, input: &Tensor) -> Tensor {
         self.scope.call(&[input], || {
             let mut shape = input.shape().to_vec();
             let features = shape.pop().unwrap_or(1);

@@ -10,7 +10,14 @@ pub struct Scope {
     tape: Tape,
     module: ModuleId,
     dtype: Dtype,
+    /// Whether its parameters are those of an adapter, which are trained where others are not.
+    adapter: bool,
+    /// The modules around the root that are called with it, outermost first: PEFT's.
+    around: Vec<ModuleId>,
 }
+
+/// What PEFT makes of a causal language model.
+const PEFT_MODEL: &str = "PeftModelForCausalLM";
 
 /// What a module returns: tensors in some arrangement.
 pub trait Outputs {
@@ -26,7 +33,8 @@ impl Outputs for Tensor {
 
 impl Outputs for (Tensor, Tensor) {
     fn tensors(&self) -> Vec<Tensor> {
-        vec![self.0.clone(), self.1.clone()]
+        // A model may have nothing but one to return.
+        if self.0.storage() == self.1.storage() { vec![self.0.clone()] } else { vec![self.0.clone(), self.1.clone()] }
     }
 }
 
@@ -40,7 +48,18 @@ impl Scope {
     /// The root module of a model of this class; its parameters are of type `dtype`.
     #[must_use]
     pub fn root(tape: &Tape, class: &str, dtype: Dtype) -> Scope {
-        Scope { tape: tape.clone(), module: tape.add_module(class, class, None), dtype }
+        let around = match tape.training(|training| training.lora.is_some()) {
+            false => Vec::new(),
+            true => {
+                let outer = tape.add_module(PEFT_MODEL, PEFT_MODEL, None);
+                vec![outer, tape.add_module("base_model", "LoraModel", Some(outer))]
+            }
+        };
+        let module = match around.last() {
+            None => tape.add_module(class, class, None),
+            Some(&outer) => tape.add_module("model", class, Some(outer)),
+        };
+        Scope { tape: tape.clone(), module, dtype, adapter: false, around }
     }
 
     /// A child. Children are made in the order in which the Python class registers them: parameters reach the
@@ -51,7 +70,20 @@ impl Scope {
             tape: self.tape.clone(),
             module: self.tape.add_module(name, class, Some(self.module)),
             dtype: self.dtype,
+            adapter: self.adapter,
+            around: Vec::new(),
         }
+    }
+
+    /// The same module, with parameters of an adapter.
+    pub(super) fn for_adapter(self, dtype: Dtype) -> Scope {
+        Scope { dtype, adapter: true, ..self }
+    }
+
+    /// The rank of the adapter that a linear layer of this name gets, if it gets one.
+    pub(super) fn adapter_rank(&self, name: &str) -> Option<u64> {
+        let path = format!("{}.{name}", self.tape.state().trace.path(self.module));
+        self.tape.with(|state| state.training.adapter_rank(&path, self.adapter))
     }
 
     /// The tape.
@@ -68,9 +100,14 @@ impl Scope {
 
     /// A trainable parameter whose gradient is spread over ranks.
     pub(crate) fn parameter_of(&self, name: &str, shape: &[u64], spread: Spread) -> Tensor {
-        let tensor = self.tape.tensor_before_step(self.dtype, shape, Category::Parameter).into_parameter(spread);
+        let path = format!("{}.{name}", self.tape.state().trace.path(self.module));
+        let tensor = self.tape.tensor_before_step(self.dtype, shape, Category::Parameter);
+        let is_trained = self.tape.with(|state| state.training.trains(&path, self.adapter));
+        let tensor = if is_trained { tensor.into_parameter(spread) } else { tensor };
         self.tape.add_to_module(self.module, name, &tensor, false);
-        self.tape.with(|state| state.parameters.push(tensor.clone()));
+        self.tape.with(|state| {
+            if is_trained { state.parameters.push(tensor.clone()) } else { state.frozen.push(tensor.clone()) }
+        });
         tensor
     }
 
@@ -95,10 +132,25 @@ impl Scope {
 
     /// Calls the module with tensors among its keyword arguments too.
     pub fn call_with<R: Outputs>(&self, inputs: &[&Tensor], keywords: &[&Tensor], forward: impl FnOnce() -> R) -> R {
+        let [outer, inner] = self.around[..] else {
+            return self.call_module(self.module, (inputs, keywords), forward);
+        };
+        let given = (inputs, keywords);
+        self.call_module(outer, given, || {
+            self.call_module(inner, given, || self.call_module(self.module, given, forward))
+        })
+    }
+
+    fn call_module<R: Outputs>(
+        &self,
+        module: ModuleId,
+        (inputs, keywords): (&[&Tensor], &[&Tensor]),
+        forward: impl FnOnce() -> R,
+    ) -> R {
         let tape = &self.tape;
         let storages = |tensors: &[&Tensor]| tensors.iter().map(|tensor| tensor.storage()).collect();
         let call = tape.with(|state| {
-            let call = state.trace.enter(self.module, storages(inputs));
+            let call = state.trace.enter(module, storages(inputs));
             state.trace.set_keywords(call, storages(keywords));
             state.calls.push(call);
             call

@@ -185,7 +185,8 @@ impl Tensor {
     /// `self ** number`.
     #[must_use]
     pub fn pow_scalar(&self) -> Tensor {
-        self.unary("pow.Tensor_Scalar", vec![Slot::Input(self)], |gradients| {
+        let this = &self.raised();
+        this.unary("pow.Tensor_Scalar", vec![Slot::Input(this)], |gradients| {
             let power = gradients.saved[0].map("pow.Tensor_Scalar");
             let scaled = power.map("mul.Scalar");
             gradients.output().zip("mul.Tensor", &scaled)
@@ -195,7 +196,8 @@ impl Tensor {
     /// `1 / sqrt(self)`.
     #[must_use]
     pub fn rsqrt(&self) -> Tensor {
-        self.unary("rsqrt.default", vec![Slot::Output(0)], |gradients| {
+        let this = &self.raised();
+        this.unary("rsqrt.default", vec![Slot::Output(0)], |gradients| {
             let cubed = gradients.saved[0].map("pow.Tensor_Scalar");
             let halved = gradients.output().map("mul.Scalar");
             halved.zip("mul.Tensor", &cubed)
@@ -265,7 +267,10 @@ impl Tensor {
         if dtype == self.dtype() {
             return self.clone();
         }
-        let out = self.elementwise("_to_copy.default", &[], dtype);
+        // A copy of nothing lies as it does.
+        let is_empty = self.layout().elements() == 0;
+        let same = || Out::New(Layout { dtype, ..self.layout().clone() });
+        let out = if is_empty { same() } else { self.elementwise("_to_copy.default", &[], dtype) };
         let own = self.dtype();
         let backward = Box::new(move |gradients: &Gradients<'_>| vec![Some(gradients.output().to(own))]);
         let kernel = Kernel::new("_to_copy.default", &[self], vec![out]);
@@ -288,6 +293,13 @@ impl Tensor {
         });
         let derivative = Derivative { inputs: &[self], saves: vec![Slot::Auxiliary(1)], backward };
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// A kernel that changes the tensor in place and returns it, not differentiated.
+    pub(crate) fn change(&self, name: &'static str, others: &[&Tensor]) {
+        let inputs: Vec<&Tensor> = std::iter::once(self).chain(others.iter().copied()).collect();
+        let outputs = vec![Out::View(self, self.layout().clone())];
+        drop(self.tape().launch(Kernel::new(name, &inputs, outputs).mutating(&[self])));
     }
 
     /// Adds into `self`, as a gradient that exists already takes another one.

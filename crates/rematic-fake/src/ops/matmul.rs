@@ -48,7 +48,7 @@ impl Tensor {
         Layout::contiguous(self.dtype(), &shape)
     }
 
-    fn matmul_kernel(&self, other: &Tensor) -> Tensor {
+    pub(super) fn matmul_kernel(&self, other: &Tensor) -> Tensor {
         let out = Out::New(self.product_layout("mm.default", other));
         self.tape().launch_one(Kernel::new("mm.default", &[self, other], vec![out]))
     }
@@ -56,6 +56,13 @@ impl Tensor {
     /// The product of two matrices.
     #[must_use]
     pub fn mm(&self, other: &Tensor) -> Tensor {
+        // Autocast looks at the last argument first, here and below.
+        let other = &other.lowered();
+        let this = &self.lowered();
+        this.differentiable_mm(other)
+    }
+
+    fn differentiable_mm(&self, other: &Tensor) -> Tensor {
         let out = Out::New(self.product_layout("mm.default", other));
         let (factors, saves) = Factors::new(self, other);
         let (left, right) = (self.layout().clone(), other.layout().clone());
@@ -73,6 +80,9 @@ impl Tensor {
     /// `bias + left @ right`.
     #[must_use]
     pub fn addmm(bias: &Tensor, left: &Tensor, right: &Tensor) -> Tensor {
+        let right = &right.lowered();
+        let left = &left.lowered();
+        let bias = &bias.lowered();
         let out = Out::New(left.product_layout("addmm.default", right));
         let (factors, saves) = Factors::new(left, right);
         let (left_layout, right_layout) = (left.layout().clone(), right.layout().clone());
@@ -92,6 +102,12 @@ impl Tensor {
     /// The product of two stacks of matrices.
     #[must_use]
     pub fn bmm(&self, other: &Tensor) -> Tensor {
+        let other = &other.lowered();
+        let this = &self.lowered();
+        this.differentiable_bmm(other)
+    }
+
+    fn differentiable_bmm(&self, other: &Tensor) -> Tensor {
         let out = Out::New(self.product_layout("bmm.default", other));
         let (factors, saves) = Factors::new(self, other);
         let backward = Box::new(move |gradients: &Gradients<'_>| {
@@ -118,6 +134,13 @@ impl Tensor {
     /// `self @ weight.T + bias` for a tensor of any rank, as `torch.nn.functional.linear` runs it on CUDA.
     #[must_use]
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        let bias = bias.map(Tensor::lowered);
+        let weight = &weight.lowered();
+        let this = &self.lowered();
+        this.linear_kernels(weight, bias.as_ref())
+    }
+
+    fn linear_kernels(&self, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let Some((&features, leading)) = self.shape().split_last() else {
             self.tape().fail(mismatch("linear", self, weight));
             return self.clone();

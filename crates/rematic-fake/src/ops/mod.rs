@@ -3,6 +3,7 @@
 //! Names, argument order and the order of the backward's own operators are PyTorch's.
 
 mod attention;
+mod chunked;
 mod elementwise;
 mod embedding;
 mod factors;

@@ -8,6 +8,13 @@ impl Tensor {
     /// Layer normalisation over the last dimension, with weight and bias.
     #[must_use]
     pub fn layer_norm(&self, weight: &Tensor, bias: &Tensor) -> Tensor {
+        let bias = &bias.raised();
+        let weight = &weight.raised();
+        let this = &self.raised();
+        this.layer_norm_kernel(weight, bias)
+    }
+
+    fn layer_norm_kernel(&self, weight: &Tensor, bias: &Tensor) -> Tensor {
         let out = Layout::contiguous(self.dtype(), self.shape());
         let mut rows = self.shape().to_vec();
         if let Some(last) = rows.last_mut() {
@@ -20,10 +27,12 @@ impl Tensor {
         let backward = Box::new(move |gradients: &Gradients<'_>| {
             let [input_saved, weight, bias, mean, deviation] = gradients.saved else { return vec![] };
             let inputs = [gradients.output(), input_saved, mean, deviation, weight, bias];
-            let outputs =
-                vec![Out::New(Layout::contiguous(input.dtype, &input.shape)), Out::New(weights), Out::New(biases)];
+            let layouts = [Layout::contiguous(input.dtype, &input.shape), weights, biases];
+            let wanted = layouts.into_iter().zip(gradients.wanted).filter(|(_, wanted)| **wanted);
+            let outputs = wanted.map(|(layout, _)| Out::New(layout)).collect();
             let kernel = Kernel::new("native_layer_norm_backward.default", &inputs, outputs);
-            gradients.tape.launch(kernel).into_iter().map(Some).collect()
+            let mut made = gradients.tape.launch(kernel).into_iter();
+            gradients.wanted.iter().map(|wanted| wanted.then(|| made.next()).flatten()).collect()
         });
         let kernel = Kernel::new("native_layer_norm.default", &[self, weight, bias], outputs);
         let saves =

@@ -5,7 +5,7 @@ use crate::kernel::{Derivative, Kernel, Out};
 use crate::tensor::Tensor;
 
 impl Tensor {
-    fn reduced_shape(&self, dims: &[usize], keep: bool) -> Vec<u64> {
+    pub(crate) fn reduced_shape(&self, dims: &[usize], keep: bool) -> Vec<u64> {
         let extents = self.shape().iter().enumerate();
         extents
             .filter(|(dim, _)| keep || !dims.contains(dim))

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use annealer::{Annealer, Dice, Effort, Goal};
 use rematic_cost::{CostRule, Costs, Device};
+use rematic_fake::Optimizer;
 use rematic_fake::models::{Model, Options};
 use rematic_plan::{Limits, Problem};
 use rematic_trace::{Bytes, StepTrace, Verdict};
@@ -26,7 +27,7 @@ fn file(name: &str) -> StepTrace {
 }
 
 fn builtin(name: &str, layers: u64) -> StepTrace {
-    let options = Options { layers: Some(layers), ..Options::default() };
+    let options = Options { layers: Some(layers), optimizer: Some(Optimizer::Adam), ..Options::default() };
     Model::builtin(name).unwrap().with(&options).unwrap().trace().unwrap()
 }
 

@@ -2,7 +2,7 @@ use std::path::Path;
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
-use rematic_fake::{AttentionKernel, Dtype};
+use rematic_fake::{AttentionKernel, Dtype, Optimizer};
 use rematic_layout::even_shards;
 use rematic_plan::{Explanation, Limits, Outcome, Problem, RemedyKind};
 use rematic_replay::{Allocator, Ledger, Ran, Schedule, Timeline};
@@ -11,7 +11,8 @@ use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId, Verdict};
 use super::{explain_with, remedy};
 
 fn trace(model: &str, options: &Options) -> StepTrace {
-    Model::builtin(model).unwrap().with(options).unwrap().trace().unwrap()
+    let optimizer = options.optimizer.or(Some(Optimizer::Adam));
+    Model::builtin(model).unwrap().with(&Options { optimizer, ..options.clone() }).unwrap().trace().unwrap()
 }
 
 fn explain(trace: &StepTrace) -> Explanation {

@@ -14,6 +14,7 @@ use crate::memory::Memory;
 use crate::pace::{Pace, PaceJson};
 use crate::plan::{CurvePoint, quality};
 use crate::regions::{self, Kind};
+use crate::setup::{Setup, SetupJson};
 use crate::stats;
 
 const PAGE: Template = Template {
@@ -96,6 +97,9 @@ pub struct ExploreAnswer<'a> {
 struct AnswerJson<'a> {
     command: &'a str,
     model: &'a str,
+    /// What it is trained with, and on.
+    setup: String,
+    options: SetupJson,
     facts: Vec<String>,
     parameters: String,
     outcome: &'static str,
@@ -126,11 +130,14 @@ impl ExploreAnswer<'_> {
     #[must_use]
     pub fn json(&self) -> String {
         let (snapshot, at) = self.peak;
+        let setup = Setup::new(self.trace, &self.device.name);
         let plan = self.plan;
         line(&AnswerJson {
             command: self.command,
             model: &self.trace.origin.model,
-            facts: self.trace.origin.facts().iter().map(|(name, value)| stats::fact(name, value)).collect(),
+            setup: setup.words(),
+            options: setup.json().clone(),
+            facts: setup.others().to_vec(),
             parameters: stats::thousands(stats::parameter_count(self.trace)),
             outcome: self.verdict.map_or("unknown", Verdict::word),
             is_final: self.is_final,

@@ -4,11 +4,13 @@ mod rehearsing;
 
 use std::path::{Path, PathBuf};
 
+use super::explore::ExploreArguments;
+use super::recipe::RecipeArguments;
 use super::values::{count, devices, named, points, probability, several};
-use crate::options::{self, Precision, Reshard};
+use crate::options::{self, Reshard};
 use crate::{
     Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Fsdp2, Link, Network, Optimizer, Options,
-    Origin, Planner, Snapshot, Target,
+    Origin, Planner, Recipe, Snapshot, Target,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -128,6 +130,8 @@ pub(crate) struct SourceArguments {
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     vocab: Option<u64>,
     #[command(flatten)]
+    pub(crate) recipe: RecipeArguments,
+    #[command(flatten)]
     sharding: ShardingArguments,
 }
 
@@ -152,9 +156,6 @@ struct ShardingArguments {
     /// With --fsdp: whether the weights of a layer go after its forward, and are gathered again for its backward [default: yes]
     #[arg(long, value_name = "WHETHER", requires = "fsdp", value_parser = named(options::RESHARD))]
     reshard: Option<Reshard>,
-    /// The types of the step; mixed is for --fsdp [default: that of --dtype for all]
-    #[arg(long, value_name = "PRECISION", conflicts_with = "dtype", value_parser = named(options::PRECISIONS))]
-    precision: Option<Precision>,
 }
 
 /// Where times come from; without a rule, they are measured.
@@ -171,7 +172,7 @@ impl SourceArguments {
     /// The options, with those that are not given as a plan's facts have them.
     pub(crate) fn options_like(&self, facts: &[(String, String)]) -> Options {
         let origin = Origin::from_facts("", facts);
-        let given = self.options();
+        let given = self.options_of(Fsdp2::from_facts(facts).is_some() || self.sharding.fsdp.is_some());
         let optimizer = || options::find(options::OPTIMIZERS, origin.optimizer.as_deref()?);
         let attention = || options::find(options::ATTENTION, origin.attention.as_deref()?);
         let planned = Options::shared_like(facts);
@@ -183,6 +184,7 @@ impl SourceArguments {
             attention: given.attention.or_else(attention),
             tp: given.tp.or(planned.0),
             tp_rank: given.tp_rank.or(planned.1.filter(|_| given.tp.is_none())),
+            recipe: given.recipe.or(Recipe::from_facts(facts)),
             ..given
         }
     }
@@ -194,14 +196,14 @@ impl SourceArguments {
             replicas: given.replicate.unwrap_or(1),
             rank: given.fsdp_rank.unwrap_or(0),
             reshard: given.reshard != Some(Reshard::Nothing),
-            shards: self.is_mixed().then_some(Dtype::F32),
+            shards: self.recipe.is_mixed().then_some(Dtype::F32),
             ..Fsdp2::over(ranks)
         })
     }
 
     /// How the parameters of several GPUs are spread, whatever their number.
     pub(crate) fn spreading(&self) -> Fsdp2 {
-        let shards = self.is_mixed().then_some(Dtype::F32);
+        let shards = self.recipe.is_mixed().then_some(Dtype::F32);
         Fsdp2 { reshard: self.sharding.reshard != Some(Reshard::Nothing), shards, ..Fsdp2::over(0) }
     }
 
@@ -217,21 +219,16 @@ impl SourceArguments {
         self.sharding.reshard == Some(Reshard::Chosen)
     }
 
-    /// Whether types were given as a precision.
-    pub(crate) fn has_precision(&self) -> bool {
-        self.sharding.precision.is_some()
-    }
-
-    /// Whether shards have another type than the step.
-    pub(crate) fn is_mixed(&self) -> bool {
-        self.sharding.precision.is_some_and(|precision| precision.mixed)
-    }
-
     pub(crate) fn options(&self) -> Options {
+        self.options_of(self.sharding.fsdp.is_some())
+    }
+
+    /// The options of a step that is sharded with FSDP2, or is not: it has a rule of its own for mixed precision.
+    fn options_of(&self, is_sharded: bool) -> Options {
         Options {
             batch: self.batch,
             seq: self.seq,
-            dtype: self.dtype.or(self.sharding.precision.map(|precision| precision.dtype)),
+            dtype: self.dtype.or_else(|| self.recipe.dtype(is_sharded)),
             optimizer: self.optimizer,
             attention: self.attention,
             layers: self.layers,
@@ -241,6 +238,7 @@ impl SourceArguments {
             vocab: self.vocab,
             tp: self.sharding.tp,
             tp_rank: self.sharding.tp_rank,
+            recipe: self.recipe.recipe(is_sharded),
         }
     }
 }
@@ -468,22 +466,6 @@ pub(crate) struct ReportArguments {
     /// Also write the step under the plan as a table: a row per operator, with the memory after it.
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-}
-
-#[derive(Args)]
-pub(crate) struct ExploreArguments {
-    /// What to begin with: a built-in model's name, a Hugging Face config.json, or a saved trace.
-    #[arg(value_name = "SOURCE", default_value = options::MODEL)]
-    pub(crate) source: String,
-    /// The port on 127.0.0.1 [default: any that is free]
-    #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
-    pub(crate) port: Option<u16>,
-    /// Print the address, and open no browser.
-    #[arg(long)]
-    pub(crate) no_open: bool,
-    /// A file with more devices, in the format of the built-in list.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) device_file: Option<PathBuf>,
 }
 
 #[derive(Args)]

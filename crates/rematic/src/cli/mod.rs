@@ -6,6 +6,7 @@ mod fit;
 mod gates;
 mod manual;
 mod planning;
+mod recipe;
 mod rehearsal;
 mod report;
 mod snapshot;
@@ -179,18 +180,25 @@ fn unsharded(
     arguments: &SourceArguments,
     facts: &[(String, String)],
 ) -> Result<(StepTrace, Option<Fsdp2>), Failure> {
+    arguments.recipe.check()?;
     let planned = Fsdp2::from_facts(facts);
-    let mixed = arguments.is_mixed();
+    let mixed = arguments.recipe.is_mixed();
     let source = Source::open(name)?;
     let (trace, planned) = match source {
         Source::Trace(path) => {
-            if arguments.has_precision() && !mixed {
+            if arguments.recipe.precision.is_some() && !mixed {
                 return Err(Error::OptionsForTrace { path, option: Opt("precision") }.into());
             }
             // What a saved step computes in is known; mixed says what its shards are.
-            let options = if mixed { Options { dtype: None, ..arguments.options() } } else { arguments.options() };
+            let mut options = arguments.options();
+            if mixed {
+                (options.dtype, options.recipe.autocast) = (None, None);
+            }
             let trace = Source::Trace(path).trace(&options)?;
             let planned = planned.filter(|how| !how.has_spread(&trace));
+            if mixed && planned.or(arguments.sharding()).is_none() {
+                return Err(Error::MixedTrace.into());
+            }
             (trace, planned)
         }
         model => {
@@ -200,10 +208,7 @@ fn unsharded(
         }
     };
     let shards = |how: Fsdp2| if mixed { Fsdp2 { shards: Some(Dtype::F32), ..how } } else { how };
-    match arguments.sharding().or(planned.map(shards)) {
-        None if mixed => Err(Error::MixedWithoutSharding.into()),
-        how => Ok((trace, how)),
-    }
+    Ok((trace, arguments.sharding().or(planned.map(shards))))
 }
 
 fn known_devices(file: Option<&Path>) -> Result<Devices, Failure> {

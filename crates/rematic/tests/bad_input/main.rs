@@ -3,12 +3,14 @@
 
 mod config;
 mod devices;
+mod explore;
 mod fit;
 mod gates;
 mod options;
 mod output;
 mod planning;
 mod plans;
+mod recipes;
 mod report;
 mod run;
 mod sharding;

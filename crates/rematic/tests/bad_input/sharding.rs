@@ -25,11 +25,6 @@ fn two_ways_to_shard_are_one_too_many() {
 }
 
 #[test]
-fn mixed_precision_of_one_device_is_refused() {
-    says("stats gpt2 --precision mixed", &["--precision mixed", "--fsdp GPUS", "rematic.capture"]);
-}
-
-#[test]
 fn a_plan_of_other_ranks_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let plan = folder.path().join("plan.json");

@@ -78,6 +78,16 @@ impl Family {
         matches!(self, Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3)
     }
 
+    /// The layers that PEFT gives adapters if it is not told which (`TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING` of 0.21).
+    pub(super) fn lora_targets(self) -> &'static [&'static str] {
+        match self {
+            Family::Phi3 | Family::Olmo2 | Family::Granite | Family::Cohere | Family::Qwen2Moe | Family::Qwen3Moe => {
+                &[]
+            }
+            _ => &["q_proj", "v_proj"],
+        }
+    }
+
     /// Whether `rotary_emb` gets the position ids as a positional argument.
     fn positions_are_positional(self) -> bool {
         matches!(self, Family::Qwen2 | Family::Qwen3 | Family::Gemma2 | Family::Gemma3 | Family::Qwen2Moe)
@@ -179,6 +189,11 @@ pub(super) struct DecoderConfig {
 }
 
 impl DecoderConfig {
+    /// Whether logits are changed before the loss.
+    pub(super) fn scales_logits(&self) -> bool {
+        !matches!(self.logits, LogitScale::None)
+    }
+
     /// What the rank has of an extent that is cut.
     fn share(&self, extent: u64) -> u64 {
         self.group.map_or(extent, |group| group.share(extent))

@@ -108,15 +108,9 @@ const show = (answer) => {
   byId("short").replaceChildren(...brief(answer));
   byId("bar").replaceChildren(memoryBar(answer));
   byId("figures").replaceChildren(...figures(answer));
-  byId("notes").textContent = [answer.facts.join(" · "), answer.not_counted].filter(Boolean).join(". ");
+  byId("notes").textContent = [[answer.setup, ...answer.facts].join(" · "), answer.not_counted].filter(Boolean).join(". ");
   copiable(byId("command"), answer.command);
-  for (const name of ["batch", "seq"]) {
-    const own = answer.facts.map((fact) => fact.match(new RegExp(`^${name} ([\\d,]+)$`))?.[1]).find(Boolean);
-    if (own) {
-      fields.get(name).dataset.own = own.replaceAll(",", "");
-      fields.get(name).placeholder = `default: ${own}`;
-    }
-  }
+  showDefaults(answer.options);
   byId("plan-section").hidden = !answer.kinds.length;
   if (answer.kinds.length) {
     const rows = answer.kinds.map((kind) => [kind.name, kind.count > 1 ? `${count(kind.count)}×` : "", kind.frees, kind.discards, kind.recomputes, kind.saves]);
@@ -124,6 +118,17 @@ const show = (answer) => {
       [["checkpoint, each", "name"], ["", "number"], ["frees", "number"], ["discards", "number"], ["recomputes", "number"], ["saves", "wide"]], rows));
   }
   drawCurve();
+};
+
+// What is taken where nothing is chosen.
+const showDefaults = (options) => {
+  for (const [name, input] of fields) {
+    const own = options[name];
+    if (own == null || input.value !== "") continue;
+    input.dataset.own = own;
+    if (input.tagName === "SELECT") input.options[0].textContent = `default: ${own}`;
+    else input.placeholder = `default: ${own}`;
+  }
 };
 
 const figures = (answer) => {

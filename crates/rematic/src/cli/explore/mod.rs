@@ -7,20 +7,38 @@ mod recent;
 mod server;
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
+use clap::Args;
 use tiny_http::Server;
 
-use super::arguments::ExploreArguments;
 use super::{Failure, known_devices};
-use crate::{Error, Source};
+use crate::{Error, Source, options};
 use answers::Answers;
 use question::Catalog;
 use server::{Door, serve};
 
 /// So many random bytes are in the address: nobody guesses it.
 const TOKEN_BYTES: usize = 16;
+
+/// What the verb takes.
+#[derive(Args)]
+pub(crate) struct ExploreArguments {
+    /// What to begin with: a built-in model's name, a Hugging Face config.json, or a saved trace.
+    #[arg(value_name = "SOURCE", default_value = options::MODEL)]
+    pub(crate) source: String,
+    /// The port on 127.0.0.1 [default: any that is free]
+    #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
+    pub(crate) port: Option<u16>,
+    /// Print the address, and open no browser.
+    #[arg(long)]
+    pub(crate) no_open: bool,
+    /// A file with more devices, in the format of the built-in list.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) device_file: Option<PathBuf>,
+}
 
 /// Serves the page until the terminal or the program that started it is gone.
 pub(crate) fn explore(arguments: &ExploreArguments) -> Result<String, Failure> {
