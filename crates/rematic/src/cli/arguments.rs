@@ -1,4 +1,7 @@
-use std::ffi::OsString;
+mod comparing;
+mod reading;
+mod rehearsing;
+
 use std::path::{Path, PathBuf};
 
 use super::explore::ExploreArguments;
@@ -11,6 +14,10 @@ use crate::{
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+
+pub(crate) use comparing::{CheckArguments, DiffArguments, FitArguments, LockArguments, SpreadArguments};
+pub(crate) use reading::ManArguments;
+pub(crate) use rehearsing::RehearseArguments;
 
 /// Plans the memory of deep-learning training: without a GPU, says what one training step takes, and why.
 #[derive(Parser)]
@@ -84,16 +91,6 @@ pub(crate) enum Verb {
     /// Print the manual page, of the command or of one of its verbs.
     #[command(after_help = "Example: rematic man plan | man -l -")]
     Man(ManArguments),
-}
-
-#[derive(Args)]
-pub(crate) struct ManArguments {
-    /// The verb [default: the command itself]
-    #[arg(value_name = "VERB")]
-    pub(crate) verb: Option<String>,
-    /// Write all pages into this directory instead.
-    #[arg(short, long, value_name = "DIR", conflicts_with = "verb")]
-    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -347,73 +344,6 @@ pub(crate) struct StatsArguments {
     pub(crate) spread: SpreadArguments,
 }
 
-/// Among how many devices a step is spread.
-#[derive(Args)]
-pub(crate) struct SpreadArguments {
-    /// Spread parameters, gradients and optimizer state evenly over so many devices.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, conflicts_with_all = ["fsdp", "tp"], value_parser = devices)]
-    pub(crate) world_size: u32,
-}
-
-#[derive(Args)]
-pub(crate) struct DiffArguments {
-    #[command(flatten)]
-    pub(crate) step: StepArguments,
-    /// What to compare SOURCE with. Options are for both, as far as they are models.
-    #[arg(value_name = "OTHER")]
-    pub(crate) other: String,
-    #[command(flatten)]
-    spread: SpreadArguments,
-    /// Print JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-impl DiffArguments {
-    pub(crate) fn target(&self) -> Result<Target, Error> {
-        Ok(Target { ranks: self.spread.world_size.into(), ..self.step.target()? })
-    }
-}
-
-#[derive(Args)]
-pub(crate) struct LockArguments {
-    #[command(flatten)]
-    pub(crate) step: StepArguments,
-    #[command(flatten)]
-    pub(crate) spread: SpreadArguments,
-    /// The lock file; what is in it already stays.
-    #[arg(long, value_name = "FILE", default_value = options::LOCK)]
-    pub(crate) file: PathBuf,
-}
-
-#[derive(Args)]
-pub(crate) struct CheckArguments {
-    /// The lock file.
-    #[arg(value_name = "FILE", default_value = options::LOCK)]
-    pub(crate) file: PathBuf,
-    /// A step may grow by this much.
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, default_value = "0")]
-    pub(crate) allow: Bytes,
-    /// Lock all steps as they are now.
-    #[arg(long)]
-    pub(crate) update: bool,
-    /// Print JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Args)]
-pub(crate) struct FitArguments {
-    #[command(flatten)]
-    pub(crate) step: StepArguments,
-    /// Train on so many GPUs, with FSDP2, and with --tp where that is given [default: free, up to 1024]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with = "fsdp", value_parser = devices)]
-    pub(crate) gpus: Option<u32>,
-    /// Print JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
 /// Which part of a memory snapshot.
 #[derive(Args)]
 pub(crate) struct SnapshotArguments {
@@ -536,40 +466,6 @@ pub(crate) struct ReportArguments {
     /// Also write the step under the plan as a table: a row per operator, with the memory after it.
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-}
-
-#[derive(Args)]
-pub(crate) struct RehearseArguments {
-    /// The command that starts the script, as you would type it.
-    #[arg(value_name = "COMMAND", required = true, last = true)]
-    pub(crate) command: Vec<OsString>,
-    /// The card to rehearse on; `rematic devices` lists them.
-    #[arg(long, value_name = "NAME", default_value = options::DEVICE)]
-    pub(crate) device: String,
-    /// A file with more devices, in the format of the built-in list.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) device_file: Option<PathBuf>,
-    /// As one of so many ranks, each with a GPU; the others are not there either [default: no ranks]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = devices)]
-    pub(crate) gpus: Option<u32>,
-    /// With --gpus: the rank that is run.
-    #[arg(long, value_name = "K", default_value_t = 0, requires = "gpus")]
-    pub(crate) rank: u32,
-    /// End the script after so many optimizer steps.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = options::STEPS, value_parser = devices)]
-    pub(crate) steps: u32,
-    /// Settings of PyTorch's caching allocator [default: PYTORCH_CUDA_ALLOC_CONF]
-    #[arg(long, value_name = "SETTINGS")]
-    pub(crate) alloc_conf: Option<String>,
-    /// Also write PyTorch's own snapshot of the memory, for its viewer.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) snapshot: Option<PathBuf>,
-    /// Also write a page.
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
-    /// Print JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Args)]
