@@ -46,6 +46,7 @@ class Tracker(FSDPMemTracker):
         super().__init__(*args)
         self.timeline: list[tuple[str, int]] | None = None
         self._held = self._own = 0
+        self._packed = False
 
     def _fsdp_param_group_post_backward(self, fsdp_mod: Any, original: Any) -> Any:
         reduce = super()._fsdp_param_group_post_backward(fsdp_mod, original)
@@ -69,9 +70,10 @@ class Tracker(FSDPMemTracker):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if result is not NotImplemented and self.timeline is not None:
             name = str(func).split(".", 1)[1]
-            if "reduce_scatter" in name:
+            if self._packed and "chunk_cat" not in name:
                 # FSDP2 let go of the gradients when it had packed them.
-                self._own = self._held
+                self._own, self._packed = self._held, False
+            self._packed |= "chunk_cat" in name
             total = self._curr_mem_snap.get(torch.device("cuda:0"), {}).get("Total", 0)
             self.timeline.append((name, total - self._own))
         return result
