@@ -25,6 +25,8 @@ from rematic._core import (
     CostTable,
     Curve,
     CurvePoint,
+    Explanation,
+    Fit,
     Infeasible,
     Module,
     Op,
@@ -40,11 +42,13 @@ from rematic._core import (
     Variant,
     __version__,
     curve,
+    explain,
     plan,
     replay,
     report,
     signatures,
 )
+from rematic._fit import fit
 
 if TYPE_CHECKING:
     from rematic._apply.wrapping import apply, remove
@@ -75,6 +79,8 @@ __all__ = [
     "CostTable",
     "Curve",
     "CurvePoint",
+    "Explanation",
+    "Fit",
     "Infeasible",
     "Mismatch",
     "Module",
@@ -99,6 +105,8 @@ __all__ = [
     "chunked_loss",
     "cluster",
     "curve",
+    "explain",
+    "fit",
     "plan",
     "remove",
     "replay",

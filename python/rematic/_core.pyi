@@ -1,4 +1,4 @@
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, TypeAlias, final
 
@@ -354,6 +354,23 @@ class Curve:
     def _repr_html_(self) -> str: ...
 
 @final
+class Fit:
+    """What fits. Printed, it is the command line's answer."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything fits, if only with a plan."""
+    def to_json(self) -> str:
+        """What `rematic fit --json` says."""
+
+@final
+class Explanation:
+    """Why a step peaks where it does, and the ways to reduce the peak. Printed, it is the command line's answer."""
+
+    def to_json(self) -> str:
+        """What `rematic explain --json` says."""
+
+@final
 class Signature:
     """What an operator's time depends on, and how many operators of a step have it."""
 
@@ -437,6 +454,35 @@ def curve(
     alloc_conf: str | None = None,
 ) -> Curve:
     """Plans for budgets from the step as it is down to the least that can be reached."""
+
+def fit(
+    step: Callable[[int | None, int | None, int, int, bool], Trace],
+    varies: tuple[bool, bool, bool, bool],
+    *,
+    batch: int | None,
+    seq: int | None,
+    gpus: int | None,
+    tp: int | None,
+    mixed: bool,
+    device: _Device | None,
+    device_file: _Path | None,
+    alloc_conf: str | None,
+) -> Fit:
+    """What fits, of steps that `step` makes."""
+
+def explain(
+    trace: Trace,
+    budget: _Size | None = None,
+    *,
+    device: _Device = ...,
+    device_file: _Path | None = None,
+    cost: _Cost = "physical",
+    cost_table: CostTable | _Path | None = None,
+    world_size: int = 1,
+    allocator: _Allocator | None = None,
+    alloc_conf: str | None = None,
+) -> Explanation:
+    """Explains the peak of a step: what is in memory there, and the ways to reduce it, each with the whole step replayed."""
 
 def report(
     trace: Trace,

@@ -1,4 +1,4 @@
-"""What one of two processes does for `test_fsdp2`: trains the same model sharded without a plan and with plans that are
+"""What one of several processes does for `test_fsdp2`: trains the same model sharded without a plan and with plans that are
 applied before and after sharding, and prints losses and peaks as JSON, one line per process.
 
     torchrun --standalone --nproc-per-node 2 fsdp2_run.py
@@ -7,6 +7,7 @@ applied before and after sharding, and prints losses and peaks as JSON, one line
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import math
 import sys
@@ -112,7 +113,8 @@ def run(tokens: Tensor, mesh: DeviceMesh, plan: rematic.Plan | None, first: str)
         if plan is not None and first == "sharding":
             rematic.apply(model, plan)
         losses, held = train(model, batch)
-    weights = [parameter.to_local().double().square().sum().item() for parameter in model.parameters()]
+    local = [parameter.to_local().detach() for parameter in model.parameters()]
+    weights = [hashlib.sha256(weight.numpy().tobytes()).hexdigest() for weight in local]
     return {"losses": losses, "weights": weights, "peak": peak(profiled.profiler.kineto_results.events(), held)}
 
 

@@ -15,8 +15,8 @@ import memtracker
 import rematic
 from canonical import timeline
 from reality import TOLERANCE, Ran, peaks, sgd
-from rematic._capture.step import _loss_of
 from rematic._capture.step import document as capture
+from rematic._capture.step import loss_of as _loss_of
 
 Step = Callable[[nn.Module, Any], Any]
 

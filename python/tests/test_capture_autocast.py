@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import memtracker
 from canonical import timeline
 from models import DECODER, causal, seed_transformer, unet
-from rematic._capture.step import _loss_of
 from rematic._capture.step import document as capture
+from rematic._capture.step import loss_of as _loss_of
 
 
 class Mixed(nn.Module):

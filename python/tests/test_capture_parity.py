@@ -14,8 +14,8 @@ import torch
 import memtracker
 from canonical import difference, timeline
 from models import DECODER, MODELS, causal, seed_transformer
-from rematic._capture.step import _loss_of
 from rematic._capture.step import document as capture
+from rematic._capture.step import loss_of as _loss_of
 
 CATEGORIES = {
     "Parameter": "parameter", "Buffer": "buffer", "Gradient": "gradient", "Activation": "activation", "Temp": "temp",

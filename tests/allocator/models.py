@@ -73,30 +73,6 @@ def family(name: str, head: str, inputs: Callable[[], dict[str, Any]], dtype=tor
     return Model(build, inputs, dtype, optimizer)
 
 
-class Scored(torch.nn.Module):
-    """A classifier of images with its loss, as those of transformers have it."""
-
-    def __init__(self, net: torch.nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, pixels: torch.Tensor, labels: torch.Tensor) -> Any:
-        from transformers.modeling_outputs import ImageClassifierOutput
-
-        return ImageClassifierOutput(loss=torch.nn.functional.cross_entropy(self.net(pixels), labels))
-
-
-def images(name: str, batch: int, size: int = 224, dtype=torch.float32, optimizer="adamw") -> Model:
-    """A model of timm."""
-
-    def build():
-        import timm
-
-        return Scored(timm.create_model(name))
-
-    return Model(build, lambda: {"pixels": torch.zeros(batch, 3, size, size, dtype=dtype), "labels": tokens(batch, 1)[:, 0]}, dtype, optimizer)
-
-
 def seed(layers=4, width=768, heads=12, vocabulary=8192, batch=8, length=1024, dtype=torch.float32) -> Model:
     def build():
         from torch.testing._internal.distributed._tensor.common_dtensor import ModelArgs, Transformer
@@ -170,7 +146,8 @@ MODELS: dict[str, Callable[[], Model]] = {
                                   lambda: {"input_ids": tokens(8, 256), "labels": tokens(8, 1)[:, 0]}, vocab_size=100_000),
     # The rules were not made with these at hand.
     "bloom": lambda: decoder({"model_type": "bloom", "vocab_size": 32000, "hidden_size": 1024, "n_layer": 6, "n_head": 16}, 2, 512),
-    "gptj": lambda: decoder({"model_type": "gptj", "vocab_size": 32000, "n_embd": 1024, "n_layer": 6, "n_head": 16, "rotary_dim": 32}, 2, 512, HALF),
+    "gptj": lambda: decoder(
+        {"model_type": "gptj", "vocab_size": 32000, "n_embd": 1024, "n_layer": 6, "n_head": 16, "rotary_dim": 32}, 2, 512, HALF),
     "stablelm": lambda: decoder({"model_type": "stablelm", **GROUPED}, 2, 777, HALF, "adamw-fused"),
     "olmo2": lambda: decoder({"model_type": "olmo2", **GROUPED, "pad_token_id": 0}, 3, 512, HALF),
     "cohere": lambda: decoder({"model_type": "cohere", **GROUPED, "pad_token_id": 0}, 2, 512, HALF, "sgd-momentum"),
@@ -182,10 +159,6 @@ MODELS: dict[str, Callable[[], Model]] = {
     "mpnet": lambda: family("MPNet", "ForMaskedLM", labelled(8, 256), HALF, attention="eager", num_hidden_layers=6),
     "dinov2": lambda: family("Dinov2", "ForImageClassification",
                              lambda: {"pixel_values": torch.zeros(8, 3, 224, 224), "labels": tokens(8, 1)[:, 0]}, num_hidden_layers=6),
-    "swin": lambda: images("swin_tiny_patch4_window7_224", 8),
-    "mixer": lambda: images("mixer_s16_224", 16),
-    "convnext": lambda: images("convnext_atto", 16, optimizer="adamw-fused"),
-    "resnet": lambda: images("resnet18", 16, optimizer="sgd-momentum"),
 }
 STRANGERS = list(MODELS)[list(MODELS).index("bloom") :]
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from real import peaks, three_steps, without_values
@@ -76,7 +77,7 @@ def spread(name: str, mesh) -> torch.nn.Module:
     return module
 
 
-def train(name: str, plan: str | None = None) -> dict[str, int]:
+def train(name: str, plan: str | None = None, _late: bool = True) -> dict[str, int]:
     """Three steps; the counters of the third."""
     import rematic
 
@@ -124,7 +125,7 @@ def main(command: str, names: list[str]) -> None:
             step = f"{place}/step.rmt"
             captured(name, step)
             ready(model_of(name))
-            compare(command, name, [step], lambda plan=None, _late=True, name=name: train(name, plan), lates=(True,))
+            compare(command, name, [step], partial(train, name), lates=(True,))
 
 
 if __name__ == "__main__":

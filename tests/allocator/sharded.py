@@ -6,6 +6,7 @@
 The model is built without memory and sharded, then its shards are made, as for one that no single device holds. The third step is
 measured.
 """
+import importlib
 import json
 import os
 import subprocess
@@ -105,9 +106,8 @@ def line(what: str, promised: int, memory: dict[str, int], real: dict[str, int])
 
 def ready(model: models.Model) -> None:
     """Imports all that a step needs once, before the processes part."""
-
-    import rematic  # noqa: F401
-
+    for name in ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.testing._internal.distributed.fake_pg", "rematic"):
+        importlib.import_module(name)
     models.built(model, "meta")
 
 

@@ -18,6 +18,7 @@
 //!
 //! - Matmuls in f32 run at the f32 rate: `torch.backends.cuda.matmul.allow_tf32` is off by default. Convolutions in f32 run
 //!   at the tf32 rate where there is one: `torch.backends.cudnn.allow_tf32` is on by default (torch 2.15).
+//! - bf16 on a device without units for it (V100, T4) runs at the f32 rate: PyTorch emulates it.
 //! - Views and operators that run on the host cost nothing, and neither does an allocation (`empty`): no kernel runs.
 //! - Collectives take what their links need: [`Links`](crate::Links).
 //! - Not modelled: caches (a small output that the next kernel finds there), kernels that reach less than a large matmul
@@ -218,6 +219,8 @@ impl<'a> Roofline<'a> {
         let convolution = matches!(formula, Formula::Convolution | Formula::ConvolutionBackward);
         match self.rule {
             CostRule::Physical if convolution && dtype == Dtype::F32 => self.peaks.tf32.or(self.peaks.f32),
+            // Where there are no units for it, PyTorch computes bf16 as f32.
+            CostRule::Physical if dtype == Dtype::Bf16 => self.peaks.bf16.or(self.peaks.f32),
             _ => self.peaks.of(dtype),
         }
     }

@@ -34,8 +34,8 @@ fn error(text: &str) -> String {
 fn every_device_is_there() {
     let devices = Devices::builtin();
     let names: Vec<&str> = devices.all().iter().map(|device| device.name.as_str()).collect();
-    let expected = "v100 a100-40 a100-80 h100 h100-pcie h200 b200 gb200 l4 l40s a10g t4 rtx-3090 rtx-4090 rtx-5090 \
-                    mi250x mi300x mi325x mi355x";
+    let expected = "v100 a100-40 a100-80 h100 h100-pcie h200 h20 gh200 b200 b300 gb200 l4 l40s rtx-6000-ada a6000 a10g t4 \
+                    rtx-3090 rtx-4090 rtx-5090 mi250x mi300x mi325x mi350x mi355x";
     assert_eq!(names.join(" "), expected);
 }
 
@@ -97,11 +97,11 @@ fn a_wrong_name_gets_the_nearest_ones() {
 #[test]
 fn a_users_device_is_added_or_replaces_a_known_one() {
     let devices = extended(GOOD).unwrap();
-    assert_eq!(devices.all().len(), 20);
+    assert_eq!(devices.all().len(), 26);
     assert_eq!(devices.find("mine").unwrap().peaks.bf16, Some(TflopPerSecond(100.5)));
 
     let devices = extended(&GOOD.replace("mine", "h100")).unwrap();
-    assert_eq!(devices.all().len(), 19);
+    assert_eq!(devices.all().len(), 25);
     let replaced = devices.find("h100").unwrap();
     assert_eq!((replaced.memory, replaced.torch_datasheet.is_none()), (Bytes(24_000_000_000), true));
 }

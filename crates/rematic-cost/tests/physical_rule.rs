@@ -106,15 +106,24 @@ fn sources_that_are_read_by_index_are_not_read_wholly() {
 #[test]
 fn a_type_without_a_rate_is_refused_with_a_way_out() {
     let mut step = Step::new();
-    let [a, b, c] = [(); 3].map(|()| step.bf16(&[8, 8]));
+    let [a, b, c] = [(); 3].map(|()| step.of(Dtype::F8, &[8, 8]));
     step.run("relu.default", &[a], &[b]);
     step.run("mm.default", &[a, b], &[c]);
     let error = Costs::new(&step.trace, &Device::find("v100").unwrap(), CostRule::Physical).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "op 1 (mm.default) multiplies in bf16, but v100 has no bf16 rate under the physical rule; train in another \
+        "op 1 (mm.default) multiplies in fp8, but v100 has no fp8 rate under the physical rule; train in another \
          type, or give the device that rate with --device-file"
     );
+}
+
+#[test]
+fn bf16_without_units_runs_at_the_rate_of_f32() {
+    let mut step = Step::new();
+    let [a, b, c] = [(); 3].map(|()| step.bf16(&[4096, 4096]));
+    step.run("mm.default", &[a, b], &[c]);
+    let flops = 2.0 * 4096_f64.powi(3);
+    assert_close(step.last_time("v100", CostRule::Physical), flops / (DEFAULT_MATMUL_EFFICIENCY * 15.7e9) + LAUNCH);
 }
 
 /// root { a { b }, c }, where `b` is called twice.

@@ -66,6 +66,18 @@ impl Optimizer {
         matches!(self, AdamFused | AdamWFused | SgdFused | SgdMomentumFused)
     }
 
+    /// The same in one kernel, if it is not and there is one.
+    #[must_use]
+    pub fn fused(self) -> Option<Optimizer> {
+        match self {
+            Optimizer::Adam => Some(Optimizer::AdamFused),
+            Optimizer::AdamW => Some(Optimizer::AdamWFused),
+            Optimizer::Sgd => Some(Optimizer::SgdFused),
+            Optimizer::SgdMomentum => Some(Optimizer::SgdMomentumFused),
+            _ => None,
+        }
+    }
+
     /// How many tensors like it an optimizer keeps for a parameter.
     fn state_tensors(self) -> usize {
         match self {

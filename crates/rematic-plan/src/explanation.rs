@@ -14,11 +14,11 @@ mod scenario;
 use rematic_cost::{Costs, Device};
 use rematic_layout::even_shards;
 use rematic_replay::{Highest, Regions, Snapshot};
-use rematic_trace::{Bytes, Category, Millis, StepTrace};
+use rematic_trace::{Bytes, Category, Millis, StepTrace, Verdict};
 use serde::Serialize;
 
-pub use place::Place;
-pub use remedy::{Remedy, RemedyKind, Together};
+pub use place::{Moment, Place};
+pub use remedy::{Numerics, Remedy, RemedyKind, Together};
 pub use residents::{ResidentGroup, resident_groups};
 
 use crate::problem::Problem;
@@ -50,10 +50,13 @@ pub struct Explanation {
     /// The step's time as it is.
     pub step_ms: Millis,
     /// Every way down that frees at least 1 % of the peak, the cheapest first: those that take no time by what they free,
-    /// the others by time per byte.
+    /// the others by time per byte; and behind them those that make what is computed approximate.
     pub remedies: Vec<Remedy>,
-    /// The three cheapest at once, if there is more than one.
+    /// Those of the three cheapest at once that leave what is computed as it is, if there is more than one.
     pub together: Option<Together>,
+    /// Pairs that free more than each of the two alone, on the same devices: where two moments are equally high, one remedy does
+    /// not help. The cheapest first, at most three.
+    pub pairs: Vec<Together>,
 }
 
 /// Bytes of a category.
@@ -80,55 +83,73 @@ impl Explanation {
     /// Explains the peak of a step on a device. `whole` is the step before it was spread over ranks, if it was.
     #[must_use]
     pub fn new(problem: &Problem, whole: &StepTrace, device: &Device) -> Self {
-        let (trace, costs, allocator) = (&*problem.trace, &*problem.costs, problem.allocator);
-        let world_size = trace.place.ranks().unwrap_or(u64::MAX);
+        let (trace, costs) = (&*problem.trace, &*problem.costs);
         let flow = Flow::new(trace);
         let loss = Loss::find(trace, &flow);
-        let step = Step { whole, trace, costs, device, problem, flow: &flow, loss: loss.as_ref(), world_size };
-        let highest = |change: &Change| {
-            // That a step of one rank cannot be spread once more is known to the rule that proposes it.
-            let other = change.world_size.and_then(|ranks| even_shards(whole, ranks).ok());
-            match other.as_deref() {
-                // Its events stand elsewhere; its regions are the same, in the same order.
-                Some(other) => replay(other, &Regions::new(other), allocator, change),
-                None => replay(trace, problem.regions(), allocator, change),
-            }
-        };
-        let plain = highest(&Change::default());
-        let mut found: Vec<(Remedy, Change)> = Vec::new();
-        for rule in rules::ALL {
-            let Some(Proposal { kind, title, how, assumption, extra, change }) = rule(&step) else { continue };
-            let after = highest(&change);
-            let freed = plain.bytes.saturating_sub(after.bytes);
-            if (freed.0 as f64) < WORTH_A_LINE * plain.bytes.0 as f64 || freed.0 == 0 {
-                continue;
-            }
-            let at = Place::new(trace, loss.as_ref(), after.at);
-            let remedy = Remedy {
-                kind,
-                title,
-                how,
-                assumption,
-                peak_bytes: after.bytes,
-                freed_bytes: freed,
-                extra_ms: extra,
-                at,
-            };
-            found.push((remedy, change));
-        }
-        found.sort_by(|(a, _), (b, _)| a.dearness().total_cmp(&b.dearness()).then(b.freed_bytes.cmp(&a.freed_bytes)));
-        let together = together(&found, trace, loss.as_ref(), highest);
+        let step = Step::new(problem, whole, device, &flow, loss.as_ref());
+        let plain = step.highest(&Change::default());
+        let tried = step.tried(&rules::ALL, plain.bytes);
+        let pairs = pairs(&tried, &step, plain.bytes);
+        let worth = |remedy: &Remedy| remedy.freed_bytes.0 as f64 >= WORTH_A_LINE * plain.bytes.0 as f64;
+        let found: Vec<(Remedy, Change)> = tried.into_iter().filter(|(remedy, _)| worth(remedy)).collect();
+        let together = together(&found, &step);
         Explanation {
             model: trace.origin.model.clone(),
-            world_size,
+            world_size: step.world_size,
             peak_bytes: plain.bytes,
-            at: Place::new(trace, loss.as_ref(), plain.at),
+            at: step.place(&plain),
             categories: CategoryBytes::of(&plain.snapshot),
-            residents: resident_groups(trace, allocator, plain.at.map(|ran| ran.op)),
+            residents: resident_groups(trace, problem.allocator, plain.at.map(|ran| ran.op)),
             step_ms: costs.step().time,
             remedies: found.into_iter().map(|(remedy, _)| remedy).collect(),
             together,
+            pairs,
         }
+    }
+
+    /// Ways on the same devices that leave what is computed as it is and bring the step within a budget: the cheapest first.
+    /// Where none does alone, each is tried on top of greedy plans that drop more and more; the time is then that of both.
+    #[must_use]
+    pub fn ways_within(
+        problem: &Problem,
+        whole: &StepTrace,
+        device: &Device,
+        budget: Bytes,
+        verdict: Verdict,
+    ) -> (Vec<Remedy>, Vec<Remedy>) {
+        let flow = Flow::new(&problem.trace);
+        let loss = Loss::find(&problem.trace, &flow);
+        let step = Step::new(problem, whole, device, &flow, loss.as_ref());
+        let plain = problem.baseline().peak;
+        let mut found = step.tried(&rules::BESIDE_PLANS, plain);
+        found.retain(|(remedy, _)| remedy.keeps_numerics());
+        let alone = found.iter().filter(|(remedy, _)| remedy.peak_bytes <= budget).map(|(remedy, _)| remedy.clone());
+        let alone: Vec<Remedy> = alone.collect();
+        if !alone.is_empty() || verdict != Verdict::Infeasible {
+            return (alone, Vec::new());
+        }
+        let (count, plan) = problem.greedy_plans();
+        let with_plan = found.iter().filter_map(|(remedy, change)| {
+            let highest = |steps: usize| step.highest(&Change { checkpoints: plan(steps), ..change.clone() });
+            let (mut low, mut high) = (0, count);
+            let mut best = Some(highest(high)).filter(|found| found.bytes <= budget)?;
+            while high - low > 1 {
+                let middle = low + (high - low) / 2;
+                let found = highest(middle);
+                if found.bytes <= budget { (best, high) = (found, middle) } else { low = middle }
+            }
+            let extra = problem.replay(&plan(high)).recompute;
+            Some(Remedy {
+                peak_bytes: best.bytes,
+                freed_bytes: plain.saturating_sub(best.bytes),
+                extra_ms: remedy.extra_ms.map(|alone| alone + extra),
+                at: step.place(&best),
+                ..remedy.clone()
+            })
+        });
+        let mut with_plan: Vec<Remedy> = with_plan.collect();
+        with_plan.sort_by(|a, b| a.dearness().total_cmp(&b.dearness()));
+        (alone, with_plan)
     }
 
     /// The three cheapest ways down, or as many as there are.
@@ -138,25 +159,45 @@ impl Explanation {
     }
 }
 
-/// The cheapest remedies at once.
-fn together(
-    found: &[(Remedy, Change)],
-    trace: &StepTrace,
-    loss: Option<&Loss>,
-    highest: impl Fn(&Change) -> Highest,
-) -> Option<Together> {
-    if found.len() < 2 {
+/// The cheapest remedies at once, of those that leave what is computed as it is.
+fn together(found: &[(Remedy, Change)], step: &Step<'_>) -> Option<Together> {
+    let cheapest: Vec<&(Remedy, Change)> =
+        found.iter().take(CHEAPEST).filter(|(remedy, _)| remedy.keeps_numerics()).collect();
+    if cheapest.len() < 2 {
         return None;
     }
-    let cheapest = &found[..found.len().min(CHEAPEST)];
     let changes: Vec<&Change> = cheapest.iter().map(|(_, change)| change).collect();
-    let after = highest(&Change::all(&changes));
+    let after = step.highest(&Change::all(&changes));
     Some(Together {
         remedies: cheapest.iter().map(|(remedy, _)| remedy.kind).collect(),
         peak_bytes: after.bytes,
         extra_ms: cheapest.iter().try_fold(Millis(0.0), |sum, (remedy, _)| remedy.extra_ms.map(|extra| sum + extra)),
-        at: Place::new(trace, loss, after.at),
+        at: step.place(&after),
     })
+}
+
+/// Pairs of remedies that help each other.
+fn pairs(tried: &[(Remedy, Change)], step: &Step<'_>, plain: Bytes) -> Vec<Together> {
+    let least = WORTH_A_LINE * plain.0 as f64;
+    let fits = |(remedy, _): &&(Remedy, Change)| remedy.keeps_numerics() && remedy.kind != RemedyKind::Sharding;
+    let tried: Vec<&(Remedy, Change)> = tried.iter().filter(fits).collect();
+    let mut pairs: Vec<(f64, Together)> = Vec::new();
+    for (at, (first, change)) in tried.iter().enumerate() {
+        for (second, other) in &tried[at + 1..] {
+            let after = step.highest(&Change::all(&[change, other]));
+            let freed = plain.saturating_sub(after.bytes);
+            let alone = first.freed_bytes.max(second.freed_bytes);
+            if (freed.saturating_sub(alone).0 as f64) < least || freed <= alone {
+                continue;
+            }
+            let extra_ms = first.extra_ms.zip(second.extra_ms).map(|(first, second)| first + second);
+            let dearness = extra_ms.map_or(f64::INFINITY, |extra| extra.0 / freed.0 as f64);
+            let remedies = vec![first.kind, second.kind];
+            pairs.push((dearness, Together { remedies, peak_bytes: after.bytes, extra_ms, at: step.place(&after) }));
+        }
+    }
+    pairs.sort_by(|(a, first), (b, second)| a.total_cmp(b).then(first.peak_bytes.cmp(&second.peak_bytes)));
+    pairs.into_iter().take(CHEAPEST).map(|(_, pair)| pair).collect()
 }
 
 /// What the rules look at.
@@ -169,4 +210,52 @@ struct Step<'a> {
     flow: &'a Flow,
     loss: Option<&'a Loss>,
     world_size: u64,
+}
+
+impl<'a> Step<'a> {
+    fn new(
+        problem: &'a Problem,
+        whole: &'a StepTrace,
+        device: &'a Device,
+        flow: &'a Flow,
+        loss: Option<&'a Loss>,
+    ) -> Self {
+        let (trace, costs) = (&*problem.trace, &*problem.costs);
+        let world_size = trace.place.ranks().unwrap_or(u64::MAX);
+        Step { whole, trace, costs, device, problem, flow, loss, world_size }
+    }
+
+    /// The highest moment of the whole step with a change.
+    fn highest(&self, change: &Change) -> Highest {
+        let allocator = self.problem.allocator;
+        // That a step of one rank cannot be spread once more is known to the rule that proposes it.
+        let other = change.world_size.and_then(|ranks| even_shards(self.whole, ranks).ok());
+        match other.as_deref() {
+            // Its events stand elsewhere; its regions are the same, in the same order.
+            Some(other) => replay(other, &Regions::new(other), allocator, change),
+            None => replay(self.trace, self.problem.regions(), allocator, change),
+        }
+    }
+
+    fn place(&self, highest: &Highest) -> Place {
+        Place::new(self.trace, self.loss, highest.at)
+    }
+
+    /// What rules propose, replayed. The cheapest first; those that make numbers approximate are the last.
+    fn tried(&self, rules: &[rules::Rule], plain: Bytes) -> Vec<(Remedy, Change)> {
+        let mut found: Vec<(Remedy, Change)> = Vec::new();
+        for rule in rules {
+            let Some(Proposal { kind, title, how, assumption, extra, numerics, change }) = rule(self) else { continue };
+            let after = self.highest(&change);
+            let (peak_bytes, at) = (after.bytes, self.place(&after));
+            let (freed_bytes, extra_ms) = (plain.saturating_sub(peak_bytes), extra);
+            let remedy = Remedy { kind, title, how, assumption, peak_bytes, freed_bytes, extra_ms, numerics, at };
+            found.push((remedy, change));
+        }
+        found.sort_by(|(a, _), (b, _)| {
+            let approximate = (!a.keeps_numerics()).cmp(&!b.keeps_numerics());
+            approximate.then(a.dearness().total_cmp(&b.dearness())).then(b.freed_bytes.cmp(&a.freed_bytes))
+        });
+        found
+    }
 }

@@ -43,6 +43,12 @@ impl Problem {
 
     /// The first step that is within the budget, or the last one.
     pub(crate) fn greedy_fit(&self, budget: Bytes) -> (Vec<Checkpoint>, Replayed) {
+        let (count, after) = self.greedy_plans();
+        self.first_within(budget, count, after).1
+    }
+
+    /// How many steps there are, and the plan after so many of them: each drops more than the one before.
+    pub(crate) fn greedy_plans(&self) -> (usize, impl Fn(usize) -> Vec<Checkpoint>) {
         let (start, steps) = self.greedy_steps.get_or_init(|| self.find_greedy_steps());
         let after = |count: usize| {
             let mut policies = start.clone();
@@ -55,7 +61,7 @@ impl Problem {
             });
             chosen.collect()
         };
-        self.first_within(budget, steps.len(), after).1
+        (steps.len(), after)
     }
 
     /// The steps in order.

@@ -25,7 +25,7 @@ pub use cancel::Cancel;
 pub use document::{DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedOp, PlannedRegion};
 pub use error::PlanError;
 pub use explanation::{
-    CategoryBytes, Explanation, Place, Remedy, RemedyKind, ResidentGroup, Together, resident_groups,
+    CategoryBytes, Explanation, Moment, Numerics, Place, Remedy, RemedyKind, ResidentGroup, Together, resident_groups,
 };
 pub use planner::{Outcome, Solution};
 pub use problem::{Limits, Problem};

@@ -75,6 +75,12 @@ impl Problem {
         self.exact_with(budget, QUICK)
     }
 
+    /// Whether the relaxation has a solution for a budget: where it has none, no plan is within it.
+    #[must_use]
+    pub fn may_be_within(&self, budget: Bytes) -> bool {
+        exact::is_feasible(self, budget.0)
+    }
+
     fn exact_with(&self, budget: Bytes, effort: Effort) -> Outcome {
         if self.baseline().peak <= budget {
             return Outcome { verdict: Verdict::Fits, solution: self.unplanned() };

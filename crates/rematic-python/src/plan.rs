@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rematic::{
     Bytes, Error, Memory, Origin, PlanAnswer, PlanDocument, PlanReport, Planner, StepTrace, Study, Style, Target,
-    Verdict, variants_text,
+    Verdict, Ways, variants_text,
 };
 use rematic_trace::Decision;
 
@@ -102,6 +102,7 @@ impl Plan {
             on_device: None,
             pace: None,
             measured: None,
+            ways: &Ways::default(),
         };
         report.text(Style::default())
     }

@@ -317,6 +317,11 @@ impl Trace {
         format!("<rematic.Trace of {}: {ops} operators, {modules} modules>", self.step.origin.model)
     }
 
+    fn __str__(&self, py: Python<'_>) -> PyResult<String> {
+        let timeline = self.timeline_by(py, None)?;
+        Ok(rematic::trace_text(&self.step, &timeline).trim_end().to_owned())
+    }
+
     fn _repr_html_(&self, py: Python<'_>) -> PyResult<String> {
         Ok(rematic::trace_html(&self.step, &self.timeline_by(py, None)?))
     }

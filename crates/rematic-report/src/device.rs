@@ -8,7 +8,7 @@ use crate::style::{Sentence, Style, Tone};
 use crate::table::{Column, Table};
 
 /// Below this width few products' names are whole.
-const PRODUCT: usize = 28;
+const PRODUCT: usize = 24;
 
 /// The list of devices with the rates that the cost model uses.
 #[must_use]

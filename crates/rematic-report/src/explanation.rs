@@ -1,5 +1,5 @@
 use rematic_cost::{Device, Measured};
-use rematic_plan::{Explanation, Place, Remedy};
+use rematic_plan::{Explanation, Moment, Numerics, Place, Remedy, Together};
 use rematic_trace::{Bytes, Millis, short};
 use serde::Serialize;
 
@@ -28,6 +28,8 @@ pub struct ExplanationReport<'a> {
     pub device: &'a Device,
     /// What the step takes of it; `None` on the CPU.
     pub memory: Option<&'a Memory>,
+    /// The most memory that tensors may take, if it was given.
+    pub budget: Option<Bytes>,
     /// What other settings of PyTorch's allocator would do.
     pub settings: &'a [TriedSetting],
     /// How much of the time was measured.
@@ -48,6 +50,10 @@ impl ExplanationReport<'_> {
             memory: Option<&'a Memory>,
             #[serde(skip_serializing_if = "Option::is_none")]
             fits: Option<bool>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            budget_bytes: Option<Bytes>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            within_budget: Option<bool>,
             #[serde(skip_serializing_if = "<[_]>::is_empty")]
             allocator_settings: &'a [TriedSetting],
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,6 +65,8 @@ impl ExplanationReport<'_> {
             device: &self.device.product,
             memory: self.memory,
             fits: self.memory.map(Memory::fits),
+            budget_bytes: self.budget,
+            within_budget: self.budget.map(|budget| self.explanation.peak_bytes <= budget),
             allocator_settings: self.settings,
             measured: measured_json(self.measured),
         })
@@ -95,6 +103,8 @@ impl ExplanationReport<'_> {
                 tail: (&format!("{}{module}", short(op)), Tone::Quiet),
             });
         }
+        text += &self.moment(style);
+        text += &self.within(style);
         if let Some(memory) = self.memory {
             text += &memory.text(self.device, style);
             text += &memory.not_counted(style);
@@ -104,30 +114,59 @@ impl ExplanationReport<'_> {
         text
     }
 
+    /// Which part of the step decides.
+    fn moment(&self, style: Style) -> String {
+        let lead = match self.explanation.at.moment {
+            Moment::Start => "What is in memory before the step decides:",
+            Moment::Layers => "The layers decide:",
+            Moment::Loss => "The loss decides:",
+            Moment::Optimizer => "The optimizer decides:",
+        };
+        let tail = "only what frees memory at that moment reduces the peak.";
+        style.sentence(&Sentence { lead: (lead, Tone::Strong), head: "", gap: " ", tail: (tail, Tone::Plain) })
+    }
+
+    /// Whether tensors stay within the budget.
+    fn within(&self, style: Style) -> String {
+        let (Some(budget), peak) = (self.budget, self.explanation.peak_bytes) else { return String::new() };
+        let (lead, head) = if peak <= budget {
+            (("Within the budget", Tone::Good), format!(" of {budget}, {} to spare", budget.saturating_sub(peak)))
+        } else {
+            (("Above the budget", Tone::Bad), format!(" of {budget}, by {}", peak.saturating_sub(budget)))
+        };
+        style.sentence(&Sentence { lead, head: &head, gap: "", tail: ("", Tone::Plain) })
+    }
+
     fn ways_down(&self, style: Style) -> String {
         let cheapest = self.explanation.cheapest();
-        if cheapest.is_empty() {
+        if cheapest.is_empty() && self.explanation.pairs.is_empty() {
             return "No rule knows a way down that frees 1 % or more.\n".to_owned();
         }
         let mut table = Table::new([
-            Column::text("the cheapest ways down").shorten(Shorten::End, TITLE),
+            Column::text("ways to reduce the peak").shorten(Shorten::End, TITLE),
             Column::number("peak").tone(Tone::Good),
             Column::number("frees").leave_out(0),
             Column::number("more time"),
+            Column::text(if self.budget.is_some() { "budget" } else { "" }).leave_out(2),
             Column::text("then it peaks").shorten(Shorten::End, PLACE).leave_out(1),
         ]);
         let row = |title: String, peak: Bytes, extra: Option<Millis>, place: &Place| {
+            let within = self.budget.map_or("", |budget| if peak <= budget { "within" } else { "above" });
             let freed = self.explanation.peak_bytes.saturating_sub(peak);
             let place = if *place == self.explanation.at { "at the same place" } else { &place.words };
-            [title, peak.to_string(), freed.to_string(), self.longer(extra), place.to_owned()]
+            [title, peak.to_string(), freed.to_string(), self.longer(extra), within.to_owned(), place.to_owned()]
         };
         for (number, remedy) in cheapest.iter().enumerate() {
             let title = format!("{} {}", number + 1, remedy.title);
             table.row(row(title, remedy.peak_bytes, remedy.extra_ms, &remedy.at));
         }
         if let Some(together) = &self.explanation.together {
-            let title = if cheapest.len() == 2 { "both together" } else { "all three together" };
+            let title = title_of(together, cheapest);
             table.row(row(format!("  {title}"), together.peak_bytes, together.extra_ms, &together.at));
+        }
+        for pair in self.pairs(cheapest) {
+            let words: Vec<&str> = pair.remedies.iter().map(|kind| kind.words()).collect();
+            table.row(row(format!("  {}", words.join(" + ")), pair.peak_bytes, pair.extra_ms, &pair.at));
         }
         let mut text = table.render(style);
         text.push('\n');
@@ -135,6 +174,7 @@ impl ExplanationReport<'_> {
             text += &note(number + 1, remedy, style);
         }
         let step = unbroken(&self.explanation.step_ms.to_string());
+        text += &self.compiled(style);
         text += &style.sentence(&Sentence {
             lead: ("Each peak is a replay of the whole step;", Tone::Quiet),
             head: "",
@@ -142,6 +182,23 @@ impl ExplanationReport<'_> {
             tail: (&format!("times are on top of {step} on {}.", self.device.product), Tone::Quiet),
         });
         text
+    }
+
+    /// Pairs that the row of all together does not show already.
+    fn pairs<'a>(&'a self, cheapest: &'a [Remedy]) -> impl Iterator<Item = &'a Together> {
+        let shown = self.explanation.together.as_ref().filter(|_| cheapest.len() > 1);
+        self.explanation.pairs.iter().filter(move |pair| shown.is_none_or(|shown| shown.remedies != pair.remedies))
+    }
+
+    /// What can only be measured.
+    fn compiled(&self, style: Style) -> String {
+        let tail = format!(
+            "it fuses operators and keeps fewer tensors, without recomputation. By how much is the compiler's choice: \
+             `rematic rehearse --device {} -- python train.py` measures it, with torch.compile in your script.",
+            self.device.name
+        );
+        let lead = ("Not computed here: torch.compile;", Tone::Quiet);
+        style.sentence(&Sentence { lead, head: "", gap: " ", tail: (&tail, Tone::Quiet) })
     }
 
     fn longer(&self, extra: Option<Millis>) -> String {
@@ -156,9 +213,27 @@ impl ExplanationReport<'_> {
     }
 }
 
+/// Which of the remedies are meant.
+fn title_of(together: &Together, cheapest: &[Remedy]) -> String {
+    match (together.remedies.len(), cheapest.len()) {
+        (2, 2) => "both together".to_owned(),
+        (3, _) => "all three together".to_owned(),
+        _ => {
+            let parts = cheapest.iter().enumerate().filter(|(_, remedy)| together.remedies.contains(&remedy.kind));
+            let numbers: Vec<String> = parts.map(|(at, _)| (at + 1).to_string()).collect();
+            format!("{} together", numbers.join(" and "))
+        }
+    }
+}
+
 /// How to do it, and what has to hold.
 fn note(number: usize, remedy: &Remedy, style: Style) -> String {
     let how = format!("{number} {}.", remedy.how);
-    let assumption = format!("{}.", remedy.assumption);
+    let numerics = match remedy.numerics {
+        Numerics::Same => "",
+        Numerics::Rounding => " Results differ by rounding.",
+        Numerics::Approximate => " Results become approximate, whatever it costs.",
+    };
+    let assumption = format!("{}.{numerics}", remedy.assumption);
     style.sentence(&Sentence { lead: ("", Tone::Plain), head: &how, gap: " ", tail: (&assumption, Tone::Quiet) })
 }

@@ -2,12 +2,16 @@
 //! bytes, and nothing is printed here.
 
 mod assumed;
+mod check;
 mod chrome_trace;
 mod comparison;
 mod csv;
 mod device;
+mod difference;
 mod explanation;
 mod explore;
+mod figures;
+mod fit;
 mod html;
 mod json;
 mod measured;
@@ -33,22 +37,26 @@ mod table;
 mod variants;
 
 pub use self::csv::timeline_csv;
+pub use check::CheckReport;
 pub use chrome_trace::ChromeTrace;
 pub use device::{devices_json, devices_text};
+pub use difference::{Changed, Difference};
 pub use explanation::ExplanationReport;
 pub use explore::{ExploreAnswer, ExploreChoice, ExploreCurve, ExplorePage, explore_refusal};
+pub use figures::{Figures, ModuleFigures, NoStatistics};
+pub use fit::{Fit, FitAnswer, FitFound, FitQuestion, FitSetup, FitValue};
 pub use memory::{Memory, OnDevice, TriedSetting};
 pub use milp::MilpReport;
 pub use model::{models_json, models_text};
 pub use notebook::{plan_html, trace_html};
 pub use pace::Pace;
 pub use page::{Origins, Page, PlanView};
-pub use plan::{CurvePoint, CurveReport, PlanReport};
+pub use plan::{CurvePoint, CurveReport, PlanReport, Ways};
 pub use python::plan_python;
 pub use rehearsal::RehearsalReport;
 pub use saved::{SavedPage, SavedReport};
 pub use setup::Setup;
 pub use snapshot::{Prediction, SnapshotPage, SnapshotReport};
-pub use stats::StatsReport;
+pub use stats::{StatsReport, trace_text};
 pub use style::{Style, visible};
 pub use variants::{variants_html, variants_text};

@@ -89,6 +89,8 @@ impl<'a> MilpReport<'a> {
             },
             memory: self.on_device.map(|on| on.memory),
             fits: self.on_device.map(|on| on.memory.fits()),
+            cheaper: None,
+            ways: None,
             measured: measured_json(self.measured),
         })
     }
@@ -111,9 +113,9 @@ impl<'a> MilpReport<'a> {
                 let _ = writeln!(text, "{cannot} {}, by torch's model: it takes at least {least_budget}.", self.budget);
                 let _ = writeln!(
                     text,
-                    "Raise {} to at least {} bytes{}, or use a smaller batch.",
+                    "Raise {} to at least {}{}, or use a smaller batch.",
                     Opt("budget"),
-                    least_budget.0,
+                    least_budget.spelled(),
                     sharding_advice(self.trace)
                 );
             }

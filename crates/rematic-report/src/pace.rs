@@ -108,7 +108,7 @@ impl Pace {
 }
 
 /// 12,345; below 100 with digits behind the point.
-fn count(number: f64) -> String {
+pub(crate) fn count(number: f64) -> String {
     if number < 100.0 {
         return format!("{number:.3}").trim_end_matches('0').trim_end_matches('.').to_owned();
     }

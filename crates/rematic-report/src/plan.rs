@@ -1,7 +1,7 @@
 use std::fmt::Write;
 
 use rematic_cost::Measured;
-use rematic_plan::{CategoryBytes, PlanDocument, PlannedMoment, Replayed};
+use rematic_plan::{CategoryBytes, PlanDocument, PlannedMoment, Remedy, Replayed};
 use rematic_trace::{Bytes, Millis, Opt, StepTrace, Verdict};
 use serde::Serialize;
 
@@ -35,6 +35,24 @@ pub struct PlanReport<'a> {
     pub pace: Option<&'a Pace>,
     /// How much of the time was measured.
     pub measured: Option<&'a Measured>,
+    /// What else brings the step within the budget.
+    pub ways: &'a Ways,
+}
+
+/// Ways to bring a step within a budget that are no plan, the cheapest first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ways {
+    /// Those that do it alone.
+    pub alone: Vec<Remedy>,
+    /// Where none does, those that do it on top of a plan.
+    pub with_plan: Vec<Remedy>,
+}
+
+impl Ways {
+    /// The cheapest that takes less time than a plan.
+    fn cheaper_than(&self, plan: Millis) -> Option<&Remedy> {
+        self.alone.iter().find(|remedy| remedy.extra_ms.is_some_and(|extra| extra.0 < plan.0))
+    }
 }
 
 /// What every planner's answer looks like as JSON.
@@ -63,6 +81,12 @@ pub(crate) struct PlanJson<'a> {
     pub(crate) memory: Option<&'a Memory>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fits: Option<bool>,
+    /// A way to bring the step within the budget that takes less time than the plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cheaper: Option<&'a Remedy>,
+    /// Where no plan is within it: ways that are, alone or on top of a plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ways: Option<Vec<&'a Remedy>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) measured: Option<MeasuredJson<'a>>,
 }
@@ -114,6 +138,8 @@ impl PlanReport<'_> {
             },
             memory: self.on_device.map(|on| on.memory),
             fits: self.on_device.map(|on| on.memory.fits()),
+            cheaper: self.cheaper(),
+            ways: is_infeasible.then(|| self.ways.alone.iter().chain(&self.ways.with_plan).collect()),
             measured: measured_json(self.measured),
         })
     }
@@ -164,11 +190,45 @@ impl PlanReport<'_> {
             let _ = writeln!(text, "There it is {}.", parts.join(", "));
         }
         let raise = match self.budget() {
-            Some(_) => format!("Raise {} to at least {} bytes", Opt("budget"), least.0),
+            Some(_) => format!("Raise {} to at least {}", Opt("budget"), least.spelled()),
             None => format!("Choose a larger device with {}", Opt("device")),
         };
-        let _ = writeln!(text, "{raise}{}, or use a smaller batch.", sharding_advice(self.trace));
+        *text += &self.rescue(style);
+        let less = if self.trace.origin.batch == Some(1) { "a shorter sequence" } else { "a smaller batch" };
+        let _ = writeln!(text, "{raise}{}, or use {less}.", sharding_advice(self.trace));
         *text += &comparison(self.moments, *budget, style);
+    }
+
+    /// What brings the step within the budget where no plan does.
+    fn rescue(&self, style: Style) -> String {
+        let Ways { alone, with_plan } = self.ways;
+        let (remedy, plan) = match (alone.first(), with_plan.first()) {
+            (Some(remedy), _) => (remedy, ""),
+            (None, Some(remedy)) => (remedy, " and a plan"),
+            (None, None) => return String::new(),
+        };
+        let share = |extra: Millis| 100.0 * extra.0 / self.document.step_ms.0.max(f64::MIN_POSITIVE);
+        let time = remedy.extra_ms.map_or_else(String::new, |extra| format!(" at + {:.2} %", share(extra)));
+        let lead = format!("It fits with {}{plan}:", remedy.kind.words());
+        let tail = format!("peak {}{time}; {}.", remedy.peak_bytes, remedy.how);
+        style.sentence(&Sentence { lead: (&lead, Tone::Good), head: "", gap: " ", tail: (&tail, Tone::Plain) })
+    }
+
+    /// A way to bring the step within the budget that takes less time than the plan.
+    fn cheaper(&self) -> Option<&Remedy> {
+        let is_planned = self.verdict == Verdict::Planned && self.document.peak_bytes <= self.document.budget_bytes;
+        self.ways.cheaper_than(self.document.recompute_ms).filter(|_| is_planned)
+    }
+
+    fn cheaper_text(&self, style: Style) -> String {
+        let (Some(remedy), step) = (self.cheaper(), self.document.step_ms.0.max(f64::MIN_POSITIVE)) else {
+            return String::new();
+        };
+        let extra = remedy.extra_ms.map_or(0.0, |extra| extra.0 / step * 100.0);
+        let plan = self.document.recompute_ms.0 / step * 100.0;
+        let lead = format!("Cheaper than this plan: {}:", remedy.kind.words());
+        let tail = format!("{} at + {extra:.2} %, the plan: + {plan:.2} %; {}.", remedy.peak_bytes, remedy.how);
+        style.sentence(&Sentence { lead: (&lead, Tone::Strong), head: "", gap: " ", tail: (&tail, Tone::Plain) })
     }
 
     /// Where the peak is, as far as is known.
@@ -209,6 +269,7 @@ impl PlanReport<'_> {
             None => format!("{} with a peak of at most {budget}", quality(plan)),
         };
         let _ = writeln!(text, "Recomputing takes {} on top of {step} ({share:.2} %); {quality}.", plan.recompute_ms);
+        *text += &self.cheaper_text(style);
         *text += &pace_text(self.pace, style);
         *text += &comparison(self.moments, budget, style);
         text.push('\n');

@@ -169,13 +169,13 @@ fn precision(origin: &Origin) -> Option<String> {
 
 fn precision_name(origin: &Origin) -> Option<String> {
     let computes = origin.precision?;
-    Some(match find(origin, AUTOCAST) {
+    let name = match find(origin, AUTOCAST) {
         Some("f16") => "fp16",
         Some(_) => "mixed",
         None if find(origin, SHARDS).is_some() => "mixed",
         None => computes.spelled(),
-    })
-    .map(str::to_owned)
+    };
+    Some(name.to_owned())
 }
 
 /// What of the model is trained, if not all, and with which loss, if not its own.

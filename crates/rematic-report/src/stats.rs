@@ -46,7 +46,9 @@ pub struct StatsReport<'a> {
 
 #[derive(Serialize)]
 struct Json<'a> {
+    source: &'a str,
     options: &'a SetupJson,
+    device: &'a str,
     baseline: Baseline,
     peak: JsonPeak<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,7 +113,9 @@ impl StatsReport<'_> {
         let names = |modules: &[ModuleId]| modules.iter().map(|module| paths[*module].clone()).collect();
         let orders = &self.stats.orders;
         let document = Json {
+            source: setup.model(),
             options: setup.json(),
+            device: &self.device.name,
             baseline: self.stats.baseline,
             peak: JsonPeak {
                 total: peak.snapshot.total(),
@@ -317,6 +321,22 @@ impl StatsReport<'_> {
         }
         table.render(style)
     }
+}
+
+/// A step in a few lines: what it is, and what its peak consists of.
+#[must_use]
+pub fn trace_text(trace: &StepTrace, timeline: &Timeline) -> String {
+    let facts: Vec<String> = trace.origin.facts().iter().map(|(name, value)| fact(name, value)).collect();
+    let (peak, style) = (timeline.peak(), Style::default());
+    let head = format!("{} operators, {} parameters", trace.ops().len(), thousands(parameter_count(trace)));
+    let mut text = style.sentence(&Sentence {
+        lead: (&trace.origin.model, Tone::Plain),
+        head: "",
+        gap: "  ",
+        tail: (&facts.join(", "), Tone::Plain),
+    });
+    text += &format!("{head}; peak {}\n", peak.total());
+    text + &category_table(&CategoryBytes::of(&peak.snapshot), peak.total(), style)
 }
 
 /// Categories with their shares of a total.

@@ -122,7 +122,23 @@ impl<const N: usize> Table<N> {
                 text += &self.line(&shown, cells, style);
             }
         }
-        text
+        text + &self.left_out(&shown, style)
+    }
+
+    /// Which columns a narrow terminal has no room for.
+    fn left_out(&self, shown: &[(usize, usize)], style: Style) -> String {
+        let is_shown = |index: usize| shown.iter().any(|(at, _)| *at == index);
+        let left: Vec<&str> = (0..N)
+            .filter(|index| !is_shown(*index) && self.rows.iter().any(|row| !row[*index].is_empty()))
+            .map(|index| self.columns[index].title)
+            .filter(|title| !title.is_empty())
+            .collect();
+        if left.is_empty() {
+            return String::new();
+        }
+        let blanks = " ".repeat(INDENT);
+        let lines = wrap(&format!("no room for: {}", left.join(", ")), style.columns() - INDENT);
+        lines.iter().map(|line| format!("{blanks}{}\n", style.paint(line, Tone::Quiet))).collect()
     }
 
     /// The columns that are shown, with their widths.
@@ -131,7 +147,9 @@ impl<const N: usize> Table<N> {
             let cells = self.rows.iter().map(|row| columns(&row[index]));
             cells.max().unwrap_or(0).max(columns(self.columns[index].title))
         };
-        let mut shown: Vec<(usize, usize)> = (0..N).map(|index| (index, natural(index))).collect();
+        // A column that has nothing to say takes no room.
+        let mut shown: Vec<(usize, usize)> =
+            (0..N).map(|index| (index, natural(index))).filter(|(_, width)| *width > 0).collect();
         loop {
             if let Some(fitted) = self.squeeze(&shown, limit, true) {
                 return fitted;

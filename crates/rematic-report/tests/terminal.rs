@@ -55,8 +55,15 @@ fn explanation_of(model: &str, styles: &[Style]) -> Vec<String> {
     let settings = [TriedSetting { setting: "expandable_segments:True", reserved_bytes: Bytes(41 << 30), fits: true }];
     let (memory, settings) = (Some(&MEMORY), &settings[..]);
     let setup = &Setup::new(&trace, &device.name);
-    let report =
-        ExplanationReport { setup, explanation: &explanation, device: &device, memory, settings, measured: None };
+    let report = ExplanationReport {
+        setup,
+        explanation: &explanation,
+        device: &device,
+        memory,
+        budget: None,
+        settings,
+        measured: None,
+    };
     styles.iter().map(|style| report.text(*style)).collect()
 }
 
@@ -106,8 +113,14 @@ fn lines_fit_and_names_stay_whole() {
             // What is shortened shows it; a fragment without the mark would be a broken name.
             // The line of memory has as many cells as there is room, and names of phases stand where they begin.
             let drawn = |word: &str| word.starts_with('└') || word.chars().any(|cell| ('▁'..='▇').contains(&cell));
+            let of_note = |word: &str| ["no", "room", "for"].contains(&word);
             for word in text.split_whitespace().filter(|word| !word.contains('…') && !drawn(word)) {
-                assert!(words.contains(word), "`{word}` at width {width} is a fragment in\n{text}");
+                // Which columns are left out is said below a table.
+                let bare = word.trim_end_matches([',', ':']);
+                assert!(
+                    words.contains(word) || words.contains(bare) || of_note(bare),
+                    "`{word}` at width {width} is a fragment in\n{text}"
+                );
             }
         }
     }
@@ -118,7 +131,8 @@ fn a_device_is_one_line() {
     let devices = Devices::builtin();
     for width in WIDTHS.into_iter().filter(|width| *width >= 80) {
         let text = devices_text(devices.all(), Style { color: false, width });
-        assert_eq!(text.lines().count(), devices.all().len() + 2, "at width {width}\n{text}");
+        let lines = text.lines().filter(|line| !line.starts_with(" no room for:")).count();
+        assert_eq!(lines, devices.all().len() + 2, "at width {width}\n{text}");
     }
 }
 

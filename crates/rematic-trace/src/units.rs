@@ -24,6 +24,21 @@ impl Bytes {
         Bytes(self.0.div_ceil(unit.0.max(1)).saturating_mul(unit.0.max(1)))
     }
 
+    /// As options take it, rounded up to two places: `2.11GiB`.
+    #[must_use]
+    pub fn spelled(self) -> String {
+        const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+        let Some((unit, shift)) = UNITS.into_iter().find(|(_, shift)| self.0 >> shift > 0) else {
+            return self.0.to_string();
+        };
+        let hundredths = (u128::from(self.0) * 100).div_ceil(1 << shift);
+        let (whole, part) = (hundredths / 100, hundredths % 100);
+        match part {
+            0 => format!("{whole}{unit}"),
+            part => format!("{whole}.{part:02}{unit}"),
+        }
+    }
+
     /// The difference, or zero where it would be negative.
     #[must_use]
     pub fn saturating_sub(self, other: Bytes) -> Bytes {
@@ -49,16 +64,34 @@ impl fmt::Display for Bytes {
 
 /// A text that is not a size in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not a size; write it like 38GiB, 40GB or 1073741824")]
-pub struct ParseBytesError {
-    text: String,
+pub enum ParseBytesError {
+    /// It is no size.
+    #[error("`{text}` is not a size; write it like 38GiB, 40GB or 1073741824")]
+    NoSize {
+        /// The text.
+        text: String,
+    },
+    /// It is a size that nobody means.
+    #[error("`{text}` is {text} bytes; did you mean {text}GiB?")]
+    NoUnit {
+        /// The text.
+        text: String,
+    },
 }
+
+/// Fewer bytes without a unit are a unit that was forgotten.
+const LEAST_WITHOUT_UNIT: u64 = 4096;
 
 impl FromStr for Bytes {
     type Err = ParseBytesError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        parse_size::parse_size(text).map(Bytes).map_err(|_| ParseBytesError { text: text.to_owned() })
+        let no_size = |_| ParseBytesError::NoSize { text: text.to_owned() };
+        let bytes = parse_size::parse_size(text).map_err(no_size)?;
+        if (1..LEAST_WITHOUT_UNIT).contains(&bytes) && text.trim().parse::<f64>().is_ok() {
+            return Err(ParseBytesError::NoUnit { text: text.trim().to_owned() });
+        }
+        Ok(Bytes(bytes))
     }
 }
 

@@ -47,6 +47,28 @@ pub enum Error {
         /// The devices.
         ranks: u64,
     },
+    /// GPUs that cannot be shared so.
+    #[error("{} is not a multiple of {}; give a number of GPUs that {tp} divides", Opt("gpus").to(gpus), Opt("tp").to(tp))]
+    GpusAndTp {
+        /// All GPUs.
+        gpus: u32,
+        /// Those that share the model.
+        tp: u32,
+    },
+    /// A function that makes steps has none for this size.
+    #[error("there is no step of this size: {why}")]
+    NoStep {
+        /// Why.
+        why: String,
+    },
+    /// Something that `fit` works out itself.
+    #[error(
+        "fit tries numbers of GPUs itself, and looks at the first of them, so {option} means nothing here; drop it"
+    )]
+    NotForFit {
+        /// The option.
+        option: Opt,
+    },
     /// What stays gathered is chosen together with a plan.
     #[error("{} chooses together with a plan, so it is for the verb plan; give yes or no", Opt("reshard").to("auto"))]
     ReshardingChosen,
@@ -179,6 +201,22 @@ pub enum Error {
     /// A table that nothing would look at.
     #[error("a cost table is only used for measured times; add {}", Opt("cost").to("measured"))]
     UnusedTable,
+    /// There is no lock file to compare with.
+    #[error("cannot read the lock file {}: {source}; `rematic lock MODEL` makes one", path.display())]
+    NoLock {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A lock file that cannot be used.
+    #[error("{} is not a lock file: {why}; give one that `rematic lock` wrote, or remove it and lock again", path.display())]
+    BrokenLock {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
     /// A config file cannot be read.
     #[error("cannot read {}: {source}; give a config.json, a saved trace, or a model that `rematic models` lists", path.display())]
     Read {

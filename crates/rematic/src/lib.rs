@@ -20,8 +20,10 @@
 pub mod cli;
 mod connection;
 mod error;
+mod fit;
 mod foreign;
 mod hub;
+mod lock;
 mod milp;
 pub mod options;
 mod pace;
@@ -35,7 +37,9 @@ mod target;
 
 pub use connection::{Link, Network, NoConnection};
 pub use error::Error;
+pub use fit::{FitRequest, Fixed, MOST_GPUS, SourceSteps, StepSize, Steps};
 pub use foreign::{Foreign, PYTHON};
+pub use lock::{Lock, LockedStep};
 pub use milp::{MilpAnswer, replay_milp};
 pub use page::{PageAnswer, PageOptions};
 pub use planning::{CurveAnswer, MilpSettings, PlanAnswer, Planner};
@@ -47,16 +51,18 @@ pub use rematic_fake::models::{BUILTIN, Builtin, LossKind, Model, Options, Recip
 pub use rematic_fake::{AttentionKernel, FakeError, Lora, Optimizer};
 pub use rematic_layout::{Fsdp2, Fsdp2Error, fsdp2, layers as fsdp2_layers};
 pub use rematic_plan::{
-    Cancel, CategoryBytes, DocumentError, Explanation, Limits, Outcome, Place, PlanDocument, PlanError, PlannedMoment,
-    Problem, Remedy, RemedyKind, Replayed, ResidentGroup, Solution, Together, resident_groups,
+    Cancel, CategoryBytes, DocumentError, Explanation, Limits, Moment, Numerics, Outcome, Place, PlanDocument,
+    PlanError, PlannedMoment, Problem, Remedy, RemedyKind, Replayed, ResidentGroup, Solution, Together,
+    resident_groups,
 };
 pub use rematic_rehearsal::{Card, Record, Rehearsal, RehearsalError};
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
-    ChromeTrace, CurvePoint, CurveReport, ExplanationReport, ExploreAnswer, ExploreChoice, ExploreCurve, ExplorePage,
+    Changed, CheckReport, ChromeTrace, CurvePoint, CurveReport, Difference, ExplanationReport, ExploreAnswer,
+    ExploreChoice, ExploreCurve, ExplorePage, Figures, Fit, FitAnswer, FitFound, FitQuestion, FitSetup, FitValue,
     Memory, MilpReport, Pace, PlanReport, Prediction, RehearsalReport, SavedPage, SavedReport, Setup, SnapshotPage,
-    SnapshotReport, StatsReport, Style, devices_json, devices_text, explore_refusal, models_json, models_text,
-    plan_html, plan_python, timeline_csv, trace_html, variants_html, variants_text, visible,
+    SnapshotReport, StatsReport, Style, Ways, devices_json, devices_text, explore_refusal, models_json, models_text,
+    plan_html, plan_python, timeline_csv, trace_html, trace_text, variants_html, variants_text, visible,
 };
 pub use rematic_snapshot::{Snapshot, SnapshotError, Story};
 pub use rematic_torch::{
@@ -66,7 +72,7 @@ pub use rematic_torch::{
 pub use rematic_trace::{Bytes, Category, DeviceKind, Dtype, FileError, Millis, Origin, Phase, StepTrace, Verdict};
 pub use resharding::Resharding;
 pub use source::Source;
-pub use study::Study;
+pub use study::{Explained, Study};
 pub use target::{CONTEXT, CostSource, NCCL, Target};
 
 /// Write a model of your own: tensors, modules, and the step.

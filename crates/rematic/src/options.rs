@@ -16,6 +16,8 @@ pub const MODEL: &str = "llama-3-8b";
 pub const POINTS: u32 = 50;
 /// Where a page is written.
 pub const PAGE: &str = "report.html";
+/// The file that `lock` writes and `check` reads.
+pub const LOCK: &str = "rematic.lock";
 /// Where the time of an operator comes from.
 pub const COST: &str = "physical";
 /// How to plan.

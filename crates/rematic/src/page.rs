@@ -5,7 +5,7 @@ use rematic_trace::{Bytes, Verdict};
 
 use crate::error::Error;
 use crate::planning::EXACT;
-use crate::room::Found;
+use crate::room::{Effort, Found};
 use crate::study::Study;
 
 /// What a page is to show.
@@ -98,7 +98,7 @@ impl Study {
         let (budget, Outcome { verdict, solution }) = match options.budget {
             Some(budget) => (budget, problem.exact(budget)),
             None => {
-                let Found { outcome, budget, .. } = self.for_device(problem, EXACT);
+                let Found { outcome, budget, .. } = self.for_device(problem, EXACT, Effort::Full);
                 (budget, outcome)
             }
         };

@@ -3,14 +3,14 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 use rematic_cost::{Device, Measured};
-use rematic_plan::{Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
-use rematic_report::{CurvePoint, CurveReport, Memory, MilpReport, OnDevice, Pace, PlanReport, Setup, Style};
+use rematic_plan::{Explanation, Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
+use rematic_report::{CurvePoint, CurveReport, Memory, MilpReport, OnDevice, Pace, PlanReport, Setup, Style, Ways};
 use rematic_torch::MilpOutcome;
 use rematic_trace::{Bytes, Flops, Millis, Opt, StepTrace, Verdict};
 
 use crate::error::Error;
 use crate::milp::MilpAnswer;
-use crate::room::{Fitting, Found, Searches};
+use crate::room::{Effort, Fitting, Found, Searches};
 use crate::study::Study;
 
 /// How to plan.
@@ -79,6 +79,9 @@ pub struct PlanAnswer {
     pub for_device: bool,
     /// How much of the time was measured.
     pub measured: Option<Measured>,
+    /// What else brings the step within the budget on the same devices and computes the same, alone or, where nothing does, on
+    /// top of a plan; the cheapest first. Nothing for a step that fits as it is.
+    pub ways: Ways,
     /// What the planner `milp` says, by whose model the step fits or does not; `None` from the others.
     pub milp: Option<MilpAnswer>,
 }
@@ -169,6 +172,7 @@ impl PlanAnswer {
             on_device: self.on_device(),
             pace: Some(&self.pace),
             measured: self.measured.as_ref(),
+            ways: &self.ways,
         }
     }
 }
@@ -222,22 +226,33 @@ impl Study {
         let problem = self.problem()?;
         let Found { outcome: Outcome { verdict, solution }, budget, memory } = self.limits.cancel.catch(|| {
             if for_device {
-                return self.for_device(problem, searches);
+                return self.for_device(problem, searches, Effort::Full);
             }
             let outcome = (searches.last)(problem, budget);
             let memory = self.memory_under(problem, &outcome.solution.checkpoints);
             Found { outcome, budget, memory }
         })?;
+        let ways = match verdict {
+            Verdict::Fits => Ways::default(),
+            _ => self.limits.cancel.catch(|| self.ways(problem, budget, verdict))?,
+        };
         Ok(PlanAnswer {
             for_device: for_device && self.is_cuda(),
+            ways,
             ..self.answer(problem, (verdict, solution), budget, memory)
         })
     }
 
+    fn ways(&self, problem: &Problem, budget: Bytes, verdict: Verdict) -> Ways {
+        let (whole, device) = (&*self.whole, &self.target.device);
+        let (alone, with_plan) = Explanation::ways_within(problem, whole, device, budget, verdict);
+        Ways { alone, with_plan }
+    }
+
     /// The plan under which the step fits the device.
-    pub(crate) fn for_device(&self, problem: &Problem, searches: Searches) -> Found {
+    pub(crate) fn for_device(&self, problem: &Problem, searches: Searches, effort: Effort) -> Found {
         if self.is_cuda() {
-            return Fitting::new(self, problem, searches).find();
+            return Fitting::new(self, problem, searches, effort).find();
         }
         Found { outcome: (searches.last)(problem, self.room()), budget: self.room(), memory: None }
     }
@@ -324,6 +339,7 @@ impl Study {
             pace,
             for_device: false,
             measured: self.costs.measurements().cloned(),
+            ways: Ways::default(),
             milp: None,
         }
     }

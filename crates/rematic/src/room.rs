@@ -41,7 +41,22 @@ pub(crate) struct Fitting<'a> {
     /// The cheapest that fits if PyTorch empties its cache.
     just: Option<(Bytes, Solution)>,
     questions: usize,
+    effort: Effort,
 }
+
+/// How much is asked of the planners. Whether a plan is found is the same for all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// Until the budgets around the cheapest plan that fits are close to each other.
+    Full,
+    /// One question more than a plan that fits takes, to planners that mind the time.
+    Some,
+    /// Until a plan fits.
+    Verdict,
+}
+
+/// So many budgets are tried between the lowest peak and all that there is, where a greedy plan was not found.
+const BETWEEN: u64 = 4;
 
 /// The answer for a device.
 pub(crate) struct Found {
@@ -63,13 +78,66 @@ enum Tried {
 }
 
 impl<'a> Fitting<'a> {
-    pub(crate) fn new(study: &'a Study, problem: &'a Problem, searches: Searches) -> Self {
-        Fitting { study, problem, searches, room: study.target.room(), best: None, just: None, questions: 0 }
+    pub(crate) fn new(study: &'a Study, problem: &'a Problem, searches: Searches, effort: Effort) -> Self {
+        let room = study.target.room();
+        Fitting { study, problem, searches, room, best: None, just: None, questions: 0, effort }
     }
 
     /// The cheapest plan found under which PyTorch's allocator need not empty its cache; if there is none, the cheapest
     /// under which that is enough; else the one with the lowest peak, which does not fit.
+    ///
+    /// Whether there is one is asked first, in the same way for every effort.
     pub(crate) fn find(mut self) -> Found {
+        if self.searches.asked.len() < 2 {
+            return self.search();
+        }
+        let Some(possible) = self.possible() else {
+            let least = (self.effort == Effort::Full).then(|| self.problem.least());
+            return self.chosen(least);
+        };
+        if self.effort == Effort::Verdict {
+            return possible;
+        }
+        self.look(possible.budget, possible.outcome);
+        if self.effort == Effort::Full {
+            return self.search();
+        }
+        self.ask(possible.budget);
+        self.chosen(None)
+    }
+
+    /// Some plan that fits, without regard to what it costs: by the greedy planner for lower and lower budgets, and else by a
+    /// quick one for some of them. Where the relaxation has no solution there is none.
+    fn possible(&self) -> Option<Found> {
+        const GREEDY: Searches = Searches { asked: &[Problem::quick_greedy], last: Problem::quick_greedy };
+        const QUICK: Searches = Searches { asked: &[Problem::quick], last: Problem::quick };
+        let (study, problem, room) = (self.study, self.problem, self.room);
+        let is_plain = study.memory().is_some_and(Memory::fits);
+        if !is_plain && !problem.may_be_within(room) {
+            return None;
+        }
+        let found = Fitting::new(study, problem, GREEDY, Effort::Verdict).search();
+        if found.outcome.verdict != Verdict::Infeasible {
+            return Some(found);
+        }
+        let highest = room.0.min(problem.baseline().peak.0.saturating_sub(1));
+        let lowest = found.outcome.solution.replayed.peak.0.min(highest);
+        let mut quick = Fitting::new(study, problem, QUICK, Effort::Verdict);
+        for part in 0..BETWEEN {
+            quick.ask(Bytes(lowest + (highest - lowest) / BETWEEN * part));
+            if quick.is_enough() {
+                return Some(quick.chosen(None));
+            }
+        }
+        None
+    }
+
+    /// Whether nothing more need be known.
+    fn is_enough(&self) -> bool {
+        self.effort == Effort::Verdict && (self.best.is_some() || self.just.is_some())
+    }
+
+    fn search(mut self) -> Found {
         let plain = self.problem.unplanned();
         if let Tried::Fits(_) = self.look(self.room, Outcome { verdict: Verdict::Fits, solution: plain }) {
             return self.chosen(None);
@@ -78,7 +146,11 @@ impl<'a> Fitting<'a> {
         let highest = self.room.min(Bytes(self.problem.baseline().peak.0.saturating_sub(1)));
         let (mut budget, mut above) = (highest, highest);
         loop {
-            match self.ask(budget) {
+            let tried = self.ask(budget);
+            if self.is_enough() {
+                return self.chosen(None);
+            }
+            match tried {
                 Tried::Fits(left) => return self.narrow(budget, above, left),
                 Tried::Exceeds(bytes) if self.questions < QUESTIONS => {
                     above = budget;
@@ -115,9 +187,15 @@ impl<'a> Fitting<'a> {
     /// Looks at some plans between the lowest peak and all that there is, since one of them may reserve less.
     fn others(mut self, least: Solution, highest: Bytes) -> Found {
         let low = least.replayed.peak;
+        if low > self.room {
+            return self.chosen(Some(least));
+        }
         self.look(low, Outcome { verdict: Verdict::Planned, solution: least.clone() });
         for part in 1..OTHERS {
             let between = highest.0.saturating_sub(low.0) / OTHERS * part;
+            if self.is_enough() {
+                break;
+            }
             self.ask(Bytes(low.0.saturating_add(between)));
         }
         self.chosen(Some(least))

@@ -33,8 +33,8 @@ impl Source {
     /// If it is none of these, or the config is not one that is supported.
     pub fn open(name: &str) -> Result<Source, Error> {
         let path = Path::new(name);
-        if BUILTIN.iter().any(|entry| entry.name == name) {
-            return Ok(Source::Model(Box::new(Model::builtin(name)?)));
+        if let Some(entry) = BUILTIN.iter().find(|entry| entry.name.eq_ignore_ascii_case(name)) {
+            return Ok(Source::Model(Box::new(Model::builtin(entry.name)?)));
         }
         if is_named_as_trace(path) {
             return Ok(Source::Trace(path.to_owned()));

@@ -3,11 +3,11 @@ use std::sync::{Arc, OnceLock};
 
 use rayon::prelude::*;
 use rematic_allocator::Settings;
-use rematic_cost::Costs;
+use rematic_cost::{Costs, Device, Measured};
 use rematic_layout::even_shards;
 use rematic_plan::{Explanation, Limits, PlanDocument, PlanError, Problem, Solution};
 use rematic_replay::{Allocator, Checkpoint, Ledger, Schedule, Scratch, Timeline};
-use rematic_report::{Memory, Pace, Setup, StatsReport, TriedSetting};
+use rematic_report::{ExplanationReport, Memory, Pace, Setup, StatsReport, TriedSetting};
 use rematic_torch::StepStats;
 use rematic_trace::{Bytes, Millis, StepTrace};
 
@@ -38,6 +38,41 @@ pub struct Study {
     scratch: OnceLock<Scratch>,
     memory: OnceLock<Option<Memory>>,
     pub(crate) pace: OnceLock<Pace>,
+}
+
+/// Why a step peaks where it does, and what of it fits.
+#[derive(Clone, Debug)]
+pub struct Explained {
+    /// Why, and what helps.
+    pub explanation: Explanation,
+    setup: Setup,
+    device: Device,
+    memory: Option<Memory>,
+    budget: Option<Bytes>,
+    settings: Vec<TriedSetting>,
+    measured: Option<Measured>,
+}
+
+impl Explained {
+    /// What the command line says about it.
+    #[must_use]
+    pub fn report(&self) -> ExplanationReport<'_> {
+        ExplanationReport {
+            setup: &self.setup,
+            explanation: &self.explanation,
+            device: &self.device,
+            memory: self.memory.as_ref(),
+            budget: self.budget,
+            settings: &self.settings,
+            measured: self.measured.as_ref(),
+        }
+    }
+
+    /// Whether tensors stay within the budget; `None` if there is none.
+    #[must_use]
+    pub fn within_budget(&self) -> Option<bool> {
+        self.budget.map(|budget| self.explanation.peak_bytes <= budget)
+    }
 }
 
 /// What is said of every module of the whole step.
@@ -80,6 +115,8 @@ impl Study {
     /// As [`Study::new`].
     pub fn of_calls(step: StepTrace, target: Target) -> Result<Self, Error> {
         let step = if target.cost.is_torch() { step } else { step.with_whole_calls() };
+        let ranks = target.ranks;
+        let step = even_shards(&step, ranks).map_err(|why| PlanError::Ranks { ranks, why })?.into_owned();
         Study::new(step, target, Limits::default())
     }
 
@@ -133,6 +170,25 @@ impl Study {
     pub fn explain(&self) -> Result<Explanation, Error> {
         let problem = self.problem()?;
         Ok(self.limits.cancel.catch(|| Explanation::new(problem, &self.whole, &self.target.device))?)
+    }
+
+    /// The same with all that `rematic explain` says; `budget` is the most memory that tensors may take.
+    ///
+    /// # Errors
+    /// As [`Study::problem`], and if the budget is zero.
+    pub fn explained(&self, budget: Option<Bytes>) -> Result<Explained, Error> {
+        if budget == Some(Bytes(0)) {
+            return Err(Error::NoBudget { found: Bytes(0) });
+        }
+        Ok(Explained {
+            explanation: self.explain()?,
+            setup: self.setup(),
+            device: self.target.device.clone(),
+            memory: self.memory().copied(),
+            budget,
+            settings: self.tried_settings(),
+            measured: self.costs.measurements().cloned(),
+        })
     }
 
     /// What `rematic stats` says about the whole step.

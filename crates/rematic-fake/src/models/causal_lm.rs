@@ -168,7 +168,7 @@ pub(super) fn attend_eagerly(
     let mut weights = {
         let scores = {
             let flipped = keys.transpose(2, 3);
-            queries.batched_matmul(&flipped)
+            queries.matmul(&flipped)
         };
         scores.mul_scalar()
     };
@@ -183,7 +183,7 @@ pub(super) fn attend_eagerly(
         single.to(queries.dtype())
     };
     weights = weights.dropout(attention.dropout);
-    let mut output = weights.batched_matmul(&values);
+    let mut output = weights.matmul(&values);
     output = {
         let transposed = output.transpose(1, 2);
         transposed.contiguous()

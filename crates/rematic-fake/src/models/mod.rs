@@ -197,6 +197,12 @@ impl Model {
         Ok(self)
     }
 
+    /// The optimizer of its step.
+    #[must_use]
+    pub fn optimizer(&self) -> Optimizer {
+        self.optimizer
+    }
+
     fn resize(&mut self, options: &Options) -> Result<(), FakeError> {
         let set = |field: &mut u64, value: Option<u64>| *field = value.unwrap_or(*field);
         if let Architecture::Seed(seed) = &mut self.architecture {

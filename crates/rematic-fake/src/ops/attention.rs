@@ -391,8 +391,15 @@ impl Tensor {
         copy.view(&[batch, heads.saturating_mul(group), positions, width])
     }
 
+    /// `torch.matmul` of two tensors of rank four, which autocast sees as one operator.
+    pub(crate) fn matmul(&self, other: &Tensor) -> Tensor {
+        let right = other.lowered();
+        let left = self.lowered();
+        left.batched_matmul(&right)
+    }
+
     /// The product over the last two dimensions of two tensors of rank four, as `torch.matmul` runs it.
-    pub(crate) fn batched_matmul(&self, other: &Tensor) -> Tensor {
+    fn batched_matmul(&self, other: &Tensor) -> Tensor {
         let [batch, heads, rows, inner] = *self.shape() else { return self.clone() };
         let columns = other.size(3);
         let stack = batch.saturating_mul(heads);

@@ -267,11 +267,10 @@ impl Tensor {
         if dtype == self.dtype() {
             return self.clone();
         }
-        let out = match self.shape().contains(&0) {
-            // A copy of nothing lies as it does.
-            true => Out::New(Layout { dtype, ..self.layout().clone() }),
-            false => self.elementwise("_to_copy.default", &[], dtype),
-        };
+        // A copy of nothing lies as it does.
+        let is_empty = self.layout().elements() == 0;
+        let same = || Out::New(Layout { dtype, ..self.layout().clone() });
+        let out = if is_empty { same() } else { self.elementwise("_to_copy.default", &[], dtype) };
         let own = self.dtype();
         let backward = Box::new(move |gradients: &Gradients<'_>| vec![Some(gradients.output().to(own))]);
         let kernel = Kernel::new("_to_copy.default", &[self], vec![out]);

@@ -4,6 +4,20 @@ use serde::Serialize;
 
 use super::loss::Loss;
 
+/// Which part of a step a moment belongs to: what decides about its peak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Moment {
+    /// Before the first operator.
+    Start,
+    /// Forward or backward of the layers.
+    Layers,
+    /// The logits, the loss, or their gradients.
+    Loss,
+    /// The optimizer's step.
+    Optimizer,
+}
+
 /// A moment of the step, for people and for programs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Place {
@@ -13,6 +27,8 @@ pub struct Place {
     pub module: Option<String>,
     /// The part of the step.
     pub phase: Option<Phase>,
+    /// What that is of the model.
+    pub moment: Moment,
     /// Whether the operator has run for the second time.
     pub recomputed: bool,
     /// The same in words, as the end of a sentence: `in backward, when the loss's gradient is computed`.
@@ -23,7 +39,7 @@ impl Place {
     pub(super) fn new(trace: &StepTrace, loss: Option<&Loss>, at: Option<Ran>) -> Self {
         let Some(ran) = at else {
             let words = "at the start, before the first operator".to_owned();
-            return Place { op: None, module: None, phase: None, recomputed: false, words };
+            return Place { op: None, module: None, phase: None, moment: Moment::Start, recomputed: false, words };
         };
         let op = trace.op(ran.op);
         let module = trace.module_of(op).map(|module| trace.path(module));
@@ -42,7 +58,13 @@ impl Place {
             (Phase::Backward, None) => "in backward".to_owned(),
             (Phase::Optimizer, _) => "when the optimizer steps".to_owned(),
         };
-        Place { op: Some(trace.op_name(op).to_owned()), module, phase: Some(op.phase), recomputed: ran.again, words }
+        let moment = match op.phase {
+            Phase::Optimizer => Moment::Optimizer,
+            _ if of_loss || makes_logits => Moment::Loss,
+            _ => Moment::Layers,
+        };
+        let name = trace.op_name(op).to_owned();
+        Place { op: Some(name), module, phase: Some(op.phase), moment, recomputed: ran.again, words }
     }
 
     /// The module without the root's name, with positions in lists left open; empty if there is none.

@@ -1,5 +1,6 @@
 //! Replays of steps that are written by hand, and of random ones against a slow reference.
 
+mod building;
 mod lifetimes;
 mod modules;
 mod random;

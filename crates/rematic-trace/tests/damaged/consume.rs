@@ -65,6 +65,7 @@ fn explain(trace: &StepTrace, costs: &Costs, device: &Device, allocator: Allocat
         explanation: &explanation,
         device,
         memory: None,
+        budget: None,
         settings: &[],
         measured: None,
     };

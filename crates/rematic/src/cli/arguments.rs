@@ -1,4 +1,7 @@
-use std::ffi::OsString;
+mod comparing;
+mod reading;
+mod rehearsing;
+
 use std::path::{Path, PathBuf};
 
 use super::explore::ExploreArguments;
@@ -11,6 +14,10 @@ use crate::{
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+
+pub(crate) use comparing::{CheckArguments, DiffArguments, FitArguments, LockArguments, SpreadArguments};
+pub(crate) use reading::ManArguments;
+pub(crate) use rehearsing::RehearseArguments;
 
 /// Plans the memory of deep-learning training: without a GPU, says what one training step takes, and why.
 #[derive(Parser)]
@@ -28,6 +35,9 @@ pub(crate) enum Verb {
     /// Trace one training step into a file.
     #[command(after_help = "Example: rematic trace llama-3-8b --batch 2 -o step.rmt.zst")]
     Trace(TraceArguments),
+    /// Say what fits: the largest batch, the longest sequence, the fewest GPUs and the smallest device, and the fastest set-ups.
+    #[command(after_help = "Example: rematic fit llama-3-8b --device h100 --gpus 8")]
+    Fit(FitArguments),
     /// Show the memory and time of one training step: where it peaks, and why.
     #[command(after_help = "Example: rematic stats llama-3-8b --batch 2 --seq 8192 --device h100")]
     Stats(StatsArguments),
@@ -49,6 +59,15 @@ pub(crate) enum Verb {
     /// Open a page in the browser whose controls (model, device, GPUs, batch, …) the planner answers at once.
     #[command(after_help = "Example: rematic explore llama-3-8b")]
     Explore(ExploreArguments),
+    /// Compare two steps: models, traces, plans or saved answers of `stats --json`; says what grew, by category and by module.
+    #[command(after_help = "Example: rematic diff before.json after.json")]
+    Diff(DiffArguments),
+    /// Write what a step takes into a file that is kept with the code, for check.
+    #[command(after_help = "Example: rematic lock llama-3-8b --batch 2 --fsdp 8")]
+    Lock(LockArguments),
+    /// Compare all steps of the lock file with what they take now; exits with 3 if one grew.
+    #[command(after_help = "Example: rematic check --allow 100MiB")]
+    Check(CheckArguments),
     /// Run your own training script on a GPU that is not there: what it takes, whether it fits, or the line where it runs out.
     #[command(after_help = "Example: rematic rehearse --device a100-80 -- python train.py --batch-size 16")]
     Rehearse(RehearseArguments),
@@ -72,16 +91,6 @@ pub(crate) enum Verb {
     /// Print the manual page, of the command or of one of its verbs.
     #[command(after_help = "Example: rematic man plan | man -l -")]
     Man(ManArguments),
-}
-
-#[derive(Args)]
-pub(crate) struct ManArguments {
-    /// The verb [default: the command itself]
-    #[arg(value_name = "VERB")]
-    pub(crate) verb: Option<String>,
-    /// Write all pages into this directory instead.
-    #[arg(short, long, value_name = "DIR", conflicts_with = "verb")]
-    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -190,6 +199,19 @@ impl SourceArguments {
             shards: self.recipe.is_mixed().then_some(Dtype::F32),
             ..Fsdp2::over(ranks)
         })
+    }
+
+    /// How the parameters of several GPUs are spread, whatever their number.
+    pub(crate) fn spreading(&self) -> Fsdp2 {
+        let shards = self.recipe.is_mixed().then_some(Dtype::F32);
+        Fsdp2 { reshard: self.sharding.reshard != Some(Reshard::Nothing), shards, ..Fsdp2::over(0) }
+    }
+
+    /// All GPUs of the step, if they were given, and how many of them share the model.
+    pub(crate) fn gpus(&self) -> (Option<u32>, Option<u32>) {
+        let given = &self.sharding;
+        let all = given.fsdp.map(|ranks| ranks.saturating_mul(given.tp.unwrap_or(1)));
+        (all, given.tp)
     }
 
     /// Whether it is to be chosen which weights stay gathered.
@@ -315,6 +337,11 @@ pub(crate) struct StatsArguments {
     /// With --json: also the total after every operator.
     #[arg(long, requires = "json")]
     pub(crate) timeline: bool,
+    /// Exit with 3 if the step takes more than this: what PyTorch's allocator reserves, or tensors on the CPU.
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) fail_above: Option<Bytes>,
+    #[command(flatten)]
+    pub(crate) spread: SpreadArguments,
 }
 
 /// Which part of a memory snapshot.
@@ -329,9 +356,11 @@ pub(crate) struct SnapshotArguments {
 pub(crate) struct ExplainArguments {
     #[command(flatten)]
     pub(crate) step: StepArguments,
-    /// Spread parameters, gradients and optimizer state evenly over so many devices.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, conflicts_with_all = ["fsdp", "tp"], value_parser = devices)]
-    pub(crate) world_size: u32,
+    #[command(flatten)]
+    pub(crate) spread: SpreadArguments,
+    /// The most memory that tensors may take: 38GiB, 40GB or bytes [default: what the device has]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) budget: Option<Bytes>,
     #[command(flatten)]
     pub(crate) snapshot: SnapshotArguments,
     /// Of a memory snapshot: compare it with what is predicted for this model; its options go with it.
@@ -437,40 +466,6 @@ pub(crate) struct ReportArguments {
     /// Also write the step under the plan as a table: a row per operator, with the memory after it.
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-}
-
-#[derive(Args)]
-pub(crate) struct RehearseArguments {
-    /// The command that starts the script, as you would type it.
-    #[arg(value_name = "COMMAND", required = true, last = true)]
-    pub(crate) command: Vec<OsString>,
-    /// The card to rehearse on; `rematic devices` lists them.
-    #[arg(long, value_name = "NAME", default_value = options::DEVICE)]
-    pub(crate) device: String,
-    /// A file with more devices, in the format of the built-in list.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) device_file: Option<PathBuf>,
-    /// As one of so many ranks, each with a GPU; the others are not there either [default: no ranks]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = devices)]
-    pub(crate) gpus: Option<u32>,
-    /// With --gpus: the rank that is run.
-    #[arg(long, value_name = "K", default_value_t = 0, requires = "gpus")]
-    pub(crate) rank: u32,
-    /// End the script after so many optimizer steps.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = options::STEPS, value_parser = devices)]
-    pub(crate) steps: u32,
-    /// Settings of PyTorch's caching allocator [default: PYTORCH_CUDA_ALLOC_CONF]
-    #[arg(long, value_name = "SETTINGS")]
-    pub(crate) alloc_conf: Option<String>,
-    /// Also write PyTorch's own snapshot of the memory, for its viewer.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) snapshot: Option<PathBuf>,
-    /// Also write a page.
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
-    /// Print JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Args)]

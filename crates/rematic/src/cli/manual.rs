@@ -1,12 +1,13 @@
 //! The verbs `completions` and `man`.
 
+use clap::builder::PossibleValuesParser;
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 
 use super::Failure;
 use super::arguments::{Arguments, ManArguments};
-use crate::Error;
+use crate::{BUILTIN, Devices, Error};
 
 /// The command's name on the command line.
 const NAME: &str = "rematic";
@@ -14,8 +15,26 @@ const NAME: &str = "rematic";
 /// What a shell reads to complete the command's arguments.
 pub(crate) fn completions(shell: Shell) -> String {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), NAME, &mut script);
+    clap_complete::generate(shell, &mut with_names(Arguments::command()), NAME, &mut script);
     String::from_utf8_lossy(&script).into_owned()
+}
+
+/// The command with the names of models and devices as values; beside them there are files.
+fn with_names(command: Command) -> Command {
+    // clap wants names that last; the process ends when they are printed.
+    let devices: Vec<&'static str> =
+        Devices::builtin().all().iter().map(|device| &*device.name.clone().leak()).collect();
+    let models: Vec<&str> = BUILTIN.iter().map(|model| model.name).collect();
+    let verbs: Vec<String> = command.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+    verbs.iter().fold(command, |command, verb| {
+        command.mut_subcommand(verb, |verb| {
+            verb.mut_args(|argument| match argument.get_id().as_str() {
+                "device" => argument.value_parser(PossibleValuesParser::new(devices.clone())),
+                "source" | "against" => argument.value_parser(PossibleValuesParser::new(models.clone())),
+                _ => argument,
+            })
+        })
+    })
 }
 
 /// One manual page, or the names of all that were written.

@@ -2,6 +2,8 @@
 
 mod arguments;
 mod explore;
+mod fit;
+mod gates;
 mod manual;
 mod planning;
 mod recipe;
@@ -20,12 +22,13 @@ use clap::{CommandFactory, FromArgMatches};
 use owo_colors::OwoColorize;
 
 use crate::{
-    Devices, Dtype, Error, ExplanationReport, Fsdp2, Limits, Options, RehearsalError, SavedReport, Source, StepTrace,
-    Study, Target, visible,
+    Devices, Dtype, Error, Fsdp2, Limits, Options, PlanDocument, RehearsalError, SavedReport, Source, StepTrace, Study,
+    Target, visible,
 };
 use rematic_trace::Opt;
 
 use arguments::{Arguments, DevicesArguments, ExplainArguments, SourceArguments, StatsArguments, TraceArguments, Verb};
+use planning::INFEASIBLE;
 use terminal::{Warnings, style};
 
 /// The exit code of a command that was refused.
@@ -48,13 +51,17 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let warnings = if arguments.quiet { Warnings::Silent } else { Warnings::Shown };
     let result = match &arguments.verb {
         Verb::Trace(arguments) => trace(arguments).map(Answer::done),
-        Verb::Stats(arguments) => stats(arguments).map(Answer::done),
-        Verb::Explain(arguments) => explain(arguments, &given).map(Answer::done),
+        Verb::Fit(arguments) => fit::fit(arguments, &given),
+        Verb::Stats(arguments) => stats(arguments),
+        Verb::Explain(arguments) => explain(arguments, &given),
         Verb::Plan(arguments) => planning::plan(arguments, warnings),
         Verb::Curve(arguments) => planning::curve(arguments, warnings),
         Verb::Replay(arguments) => planning::replay(arguments),
         Verb::Report(arguments) => report::report(arguments, &given, typed::plan_command(&matches), warnings),
         Verb::Explore(arguments) => explore::explore(arguments).map(Answer::done),
+        Verb::Diff(arguments) => gates::diff(arguments),
+        Verb::Lock(arguments) => gates::lock(arguments, gates::typed(&matches)),
+        Verb::Check(arguments) => gates::check(arguments),
         Verb::Rehearse(arguments) => rehearsal::rehearse(arguments),
         Verb::Devices(arguments) => devices(arguments).map(Answer::done),
         Verb::Models { json } => models(*json).map(Answer::done),
@@ -93,32 +100,41 @@ fn trace(arguments: &TraceArguments) -> Result<String, Failure> {
     Ok(if arguments.json { report.json() } else { report.text() })
 }
 
-fn stats(arguments: &StatsArguments) -> Result<String, Failure> {
-    let study = Study::of_calls(read(&arguments.step.source)?, arguments.step.target()?)?;
+fn stats(arguments: &StatsArguments) -> Result<Answer, Failure> {
+    let study = stats_study(arguments)?;
     let report = study.stats();
-    Ok(if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) })
+    let text = if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) };
+    let taken = study.memory().map_or_else(|| report.timeline.peak().total(), |memory| memory.reserved);
+    match arguments.fail_above.filter(|limit| taken > *limit) {
+        Some(limit) if !arguments.json => {
+            let more = taken.saturating_sub(limit);
+            Ok(Answer {
+                text: format!("{text}{taken} are {more} above {}\n", Opt("fail-above").to(limit)),
+                code: INFEASIBLE,
+            })
+        }
+        Some(_) => Ok(Answer { text, code: INFEASIBLE }),
+        None => Ok(Answer::done(text)),
+    }
 }
 
-fn explain(arguments: &ExplainArguments, given: &[String]) -> Result<String, Failure> {
+fn stats_study(arguments: &StatsArguments) -> Result<Study, Failure> {
+    let target = Target { ranks: arguments.spread.world_size.into(), ..arguments.step.target()? };
+    Ok(Study::of_calls(read(&arguments.step.source)?, target)?)
+}
+
+fn explain(arguments: &ExplainArguments, given: &[String]) -> Result<Answer, Failure> {
     if let Some(path) = arguments.step.source.snapshot() {
-        return snapshot::explain(path, arguments, given);
+        return snapshot::explain(path, arguments, given).map(Answer::done);
     }
     snapshot::refuse(&arguments.step.source, arguments.snapshot.gpu.is_some(), "gpu")?;
     snapshot::refuse(&arguments.step.source, arguments.against.is_some(), "against")?;
-    let target = Target { ranks: arguments.world_size.into(), ..arguments.step.target()? };
+    let target = Target { ranks: arguments.spread.world_size.into(), ..arguments.step.target()? };
     let study = Study::new(read(&arguments.step.source)?, target, Limits::default())?;
-    let explanation = study.explain()?;
-    let settings = study.tried_settings();
-    let setup = study.setup();
-    let report = ExplanationReport {
-        setup: &setup,
-        explanation: &explanation,
-        device: &study.target().device,
-        memory: study.memory(),
-        settings: &settings,
-        measured: study.costs().measurements(),
-    };
-    Ok(if arguments.json { report.json() } else { report.text(style(&std::io::stdout())) })
+    let explained = study.explained(arguments.budget)?;
+    let report = explained.report();
+    let text = if arguments.json { report.json() } else { report.text(style(&std::io::stdout())) };
+    Ok(Answer { text, code: if explained.within_budget() == Some(false) { INFEASIBLE } else { 0 } })
 }
 
 fn devices(arguments: &DevicesArguments) -> Result<String, Failure> {
@@ -148,6 +164,14 @@ fn trace_of(name: &str, arguments: &SourceArguments, facts: &[(String, String)])
         (trace, Some(how)) => Ok(crate::fsdp2(&trace, &how, &crate::fsdp2_layers(&trace)).map_err(Error::from)?),
         (trace, None) => Ok(trace),
     }
+}
+
+/// The step of a plan for a built-in model.
+fn planned_trace(plan: &PlanDocument, source: &SourceArguments) -> Result<StepTrace, Failure> {
+    if Fsdp2::from_facts(&plan.facts).is_some() || source.sharding().is_some() {
+        return trace_of(&plan.source, source, &plan.facts);
+    }
+    Ok(Source::open(&plan.source)?.trace(&source.options_like(&plan.facts))?)
 }
 
 /// The step of a source, and how it is to be sharded.

@@ -6,11 +6,10 @@ use std::path::Path;
 
 use super::arguments::ReportArguments;
 use super::planning::{INFEASIBLE, limits, progress_bar, ranks};
-use super::{Answer, Failure, Warnings, snapshot, trace_of};
+use super::{Answer, Failure, Warnings, planned_trace, snapshot, trace_of};
 use crate::options::POINTS;
 use crate::{
-    BUILTIN, ChromeTrace, Error, Fsdp2, PageAnswer, PageOptions, PlanDocument, SavedPage, Source, StepTrace, Study,
-    timeline_csv,
+    BUILTIN, ChromeTrace, Error, PageAnswer, PageOptions, PlanDocument, SavedPage, StepTrace, Study, timeline_csv,
 };
 
 pub(crate) fn report(
@@ -91,12 +90,7 @@ fn sources(arguments: &ReportArguments) -> Result<(StepTrace, Option<PlanDocumen
         if !is_builtin(&plan.source) {
             return Err(Error::PlanWithoutModel { path: path.to_owned(), model: plan.source }.into());
         }
-        let trace = if Fsdp2::from_facts(&plan.facts).is_some() || source.sharding().is_some() {
-            trace_of(&plan.source, source, &plan.facts)?
-        } else {
-            Source::open(&plan.source)?.trace(&source.options_like(&plan.facts))?
-        };
-        return Ok((trace, Some(plan)));
+        return Ok((planned_trace(&plan, source)?, Some(plan)));
     }
     let plan = arguments.plan.as_deref().map(PlanDocument::read).transpose().map_err(Error::from)?;
     let facts = plan.as_ref().map_or(&[][..], |plan| &plan.facts);

@@ -59,7 +59,7 @@ fn prediction(arguments: &ExplainArguments, story: &Story) -> Result<Option<Pred
     let Some(name) = &arguments.against else { return Ok(None) };
     let trace = trace_of(name, &arguments.step.source, &[])?;
     let settings = story.settings.parse().unwrap_or_default();
-    let target = Target { settings, ranks: arguments.world_size.into(), ..arguments.step.target()? };
+    let target = Target { settings, ranks: arguments.spread.world_size.into(), ..arguments.step.target()? };
     let study = Study::new(trace, target, Limits::default())?;
     let memory = study.target().memory(study.trace());
     let model = study.trace().origin.model.clone();

@@ -4,6 +4,8 @@
 mod config;
 mod devices;
 mod explore;
+mod fit;
+mod gates;
 mod options;
 mod output;
 mod planning;

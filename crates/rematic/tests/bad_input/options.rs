@@ -80,8 +80,7 @@ fn unknown_names_are_answered_with_known_ones() {
     stats("gpt2", "--device xyzzy", &["`xyzzy`", "rematic devices"]);
     stats("lama-3-8b", "", &["`lama-3-8b`; did you mean `llama-3-8b`? `rematic models`"]);
     stats("gtp2", "", &["did you mean `gpt2`?"]);
-    stats("GPT2", "", &["`GPT2`; did you mean `gpt2`?"]);
-    stats("Llama-3-8B", "", &["did you mean `llama-3-8b`?"]);
+    stats("Llama-3-8", "", &["did you mean `llama-3-8b`?"]);
     stats("xyzzy", "", &["`xyzzy`; `rematic models`"]);
     stats("gpt2", "--dtype fp8", &["fp8", "fp32, bf16, fp16"]);
     stats("gpt2", "--optimizer adm", &["'adm'", "adam, adamw, sgd, sgd-momentum"]);

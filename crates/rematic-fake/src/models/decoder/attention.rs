@@ -26,8 +26,11 @@ pub(super) struct SelfAttention {
 }
 
 enum Projections {
-    Separate { q_proj: Linear, k_proj: Linear, v_proj: Linear },
-    Fused { qkv_proj: Linear },
+    /// Of queries, keys and values.
+    Separate(Box<[Linear; 3]>),
+    Fused {
+        qkv_proj: Linear,
+    },
 }
 
 /// When heads are split, normalized and transposed.
@@ -62,12 +65,9 @@ impl SelfAttention {
             let all = queries.saturating_add(keys.saturating_mul(2));
             (Projections::Fused { qkv_proj: linear("qkv_proj", config.hidden, all, config.qkv_bias) }, o_proj)
         } else {
-            let separate = Projections::Separate {
-                q_proj: linear("q_proj", config.hidden, queries, config.qkv_bias),
-                k_proj: linear("k_proj", config.hidden, keys, config.qkv_bias),
-                v_proj: linear("v_proj", config.hidden, keys, config.qkv_bias),
-            };
-            (separate, output())
+            let separate = [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)]
+                .map(|(name, outputs)| linear(name, config.hidden, outputs, config.qkv_bias));
+            (Projections::Separate(Box::new(separate)), output())
         };
         let norm =
             |name, shape: &[u64]| Norm::new(&scope, name, (family.norm(), &family.norm_class()), shape, config.group);
@@ -134,7 +134,7 @@ impl SelfAttention {
         let split = |flat: Tensor, heads: u64| flat.view(&[batch, seq, heads, self.head_dim]);
         let counts = [self.heads, self.key_heads, self.key_heads];
         let (q_proj, k_proj, v_proj) = match &self.projections {
-            Projections::Separate { q_proj, k_proj, v_proj } => (q_proj, k_proj, v_proj),
+            Projections::Separate(each) => (&each[0], &each[1], &each[2]),
             Projections::Fused { qkv_proj } => {
                 let projected = qkv_proj.forward(input);
                 let ends = [self.heads, self.heads + self.key_heads, self.heads + 2 * self.key_heads];

@@ -11,13 +11,15 @@ use crate::tensor::Tensor;
 pub(super) enum FeedForward {
     Gated(Mlp),
     Fused(FusedMlp),
-    Experts(SparseMoeBlock),
+    Experts(Box<SparseMoeBlock>),
 }
 
 impl FeedForward {
     pub(super) fn new(parent: &Scope, index: u64, config: &DecoderConfig) -> Self {
         match &config.experts {
-            Some(experts) if experts.has(index) => FeedForward::Experts(SparseMoeBlock::new(parent, config, experts)),
+            Some(experts) if experts.has(index) => {
+                FeedForward::Experts(Box::new(SparseMoeBlock::new(parent, config, experts)))
+            }
             _ if config.family == Family::Phi3 => FeedForward::Fused(FusedMlp::new(parent, config)),
             _ => FeedForward::Gated(Mlp::new(parent, "mlp", config, config.intermediate)),
         }

@@ -239,7 +239,7 @@ impl WindowLayers {
         match self {
             WindowLayers::All => true,
             WindowLayers::From(first) => layer >= *first,
-            WindowLayers::AllBut { every } => (layer + 1) % every != 0,
+            WindowLayers::AllBut { every } => !(layer + 1).is_multiple_of(*every),
             WindowLayers::EvenBelow(end) => layer.is_multiple_of(2) && layer < *end,
             WindowLayers::Listed(layers) => {
                 let place = usize::try_from(layer).unwrap_or(0) % layers.len().max(1);

@@ -110,10 +110,10 @@ impl Rotation {
         let turn = Turn::new(angles);
         if self != Rotation::Part {
             let turned = (turn.halves(queries), turn.halves(keys));
-            if self != Rotation::Wide {
-                return turned;
-            }
-            return (turned.0.to(queries.dtype()), turned.1.to(keys.dtype()));
+            return match self {
+                Rotation::Wide => (turned.0.to(queries.dtype()), turned.1.to(keys.dtype())),
+                _ => turned,
+            };
         }
         let width = turn.cosines.size(-1);
         let (query, query_rest) = parts(queries, width);

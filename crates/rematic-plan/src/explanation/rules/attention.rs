@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use rematic_trace::{Layout, Millis, OpId, Phase, StorageId};
 
 use super::super::flow::{is_product, matching, operator};
-use super::super::remedy::{Proposal, RemedyKind};
+use super::super::remedy::{Numerics, Proposal, RemedyKind};
 use super::super::scenario::{Change, Scale};
 use super::Step;
 
@@ -40,6 +40,7 @@ pub(super) fn fused(step: &Step<'_>) -> Option<Proposal> {
         how: "F.scaled_dot_product_attention; of a built-in model, --attention flash or efficient".to_owned(),
         assumption: "Scores are not stored, and computed again in backward".to_owned(),
         extra: Some(Millis((again - saved).max(0.0))),
+        numerics: Numerics::Rounding,
         change,
     })
 }

@@ -3,7 +3,7 @@ use std::collections::HashSet;
 use rematic_cost::CostRule;
 use rematic_trace::{Bytes, Category, Event, Layout, Millis, Op, Phase, StepTrace, StorageId, Table};
 
-use super::super::remedy::{Proposal, RemedyKind};
+use super::super::remedy::{Numerics, Proposal, RemedyKind};
 use super::super::scenario::{Change, Scale};
 use super::Step;
 
@@ -42,6 +42,7 @@ pub(super) fn accumulated(step: &Step<'_>) -> Option<Proposal> {
         how: format!("batches of {}, with two backwards before each optimizer.step()", batch.div_ceil(2)),
         assumption: "Tensors that begin with the batch halve; gradients of the first half stay".to_owned(),
         extra: Some(Millis(launch.0 * kernels as f64) + adding),
+        numerics: Numerics::Rounding,
         change: Change { scales, accumulates: true, ..Change::default() },
     })
 }

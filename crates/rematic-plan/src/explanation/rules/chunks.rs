@@ -1,4 +1,4 @@
-use super::super::remedy::{Proposal, RemedyKind};
+use super::super::remedy::{Numerics, Proposal, RemedyKind};
 use super::super::scenario::{Change, Scale};
 use super::Step;
 
@@ -18,6 +18,7 @@ pub(super) fn chunked_loss(step: &Step<'_>) -> Option<Proposal> {
         how: "run the last projection and the loss on an eighth of the rows at a time, each checkpointed".to_owned(),
         assumption: "The logits are not returned, and are computed twice".to_owned(),
         extra: Some(loss.projections.union(&loss.ops).map(|op| step.costs.time(*op)).sum()),
+        numerics: Numerics::Rounding,
         change: Change {
             scales: loss.storages.iter().map(|storage| (*storage, eighth)).collect(),
             ..Change::default()

@@ -4,7 +4,7 @@ use rematic_replay::births;
 use rematic_trace::{Category, Event, Millis, OpId, Phase, StorageId};
 
 use super::super::flow::operator;
-use super::super::remedy::{Proposal, RemedyKind};
+use super::super::remedy::{Numerics, Proposal, RemedyKind};
 use super::super::scenario::{Change, Scale};
 use super::Step;
 
@@ -43,6 +43,7 @@ pub(super) fn without_temporaries(step: &Step<'_>) -> Option<Proposal> {
         how: "give the optimizer fused=True, or foreach=False".to_owned(),
         assumption: "The temporaries of the largest parameter stay; fused=True takes no longer".to_owned(),
         extra: Some(Millis(0.0)),
+        numerics: Numerics::Rounding,
         change: Change { scales, ..Change::default() },
     })
 }
@@ -79,6 +80,7 @@ pub(super) fn in_8_bits(step: &Step<'_>) -> Option<Proposal> {
         assumption: "States of 4096 elements or more, with a scale for every 256; updates become approximate"
             .to_owned(),
         extra: Some(Millis(0.0)),
+        numerics: Numerics::Approximate,
         change: Change { scales, ..Change::default() },
     })
 }

@@ -1,6 +1,6 @@
 use rematic_trace::{Category, Millis, StorageId};
 
-use super::super::remedy::{Proposal, RemedyKind};
+use super::super::remedy::{Numerics, Proposal, RemedyKind};
 use super::super::scenario::{Change, Scale};
 use super::Step;
 
@@ -18,9 +18,10 @@ pub(super) fn previous_output(step: &Step<'_>) -> Option<Proposal> {
     Some(Proposal {
         kind: RemedyKind::PreviousOutput,
         title: "Let go of the previous step's output".to_owned(),
-        how: "del the variable that holds it, before the next forward".to_owned(),
+        how: "delete the variable that holds it (`del output`) before the next forward".to_owned(),
         assumption: "Nothing reads it any more".to_owned(),
         extra: Some(Millis(0.0)),
+        numerics: Numerics::Same,
         change: Change { scales, ..Change::default() },
     })
 }

@@ -1,6 +1,6 @@
 use rematic_trace::{Bytes, Millis, Verdict};
 
-use super::super::remedy::{Proposal, RemedyKind};
+use super::super::remedy::{Numerics, Proposal, RemedyKind};
 use super::super::scenario::Change;
 use super::Step;
 use crate::planner::{Outcome, Solution};
@@ -21,13 +21,14 @@ pub(super) fn checkpointing(step: &Step<'_>) -> Option<Proposal> {
     if solution.checkpoints.is_empty() {
         return None;
     }
-    let Bytes(peak) = solution.replayed.peak;
+    let peak = solution.replayed.peak.spelled();
     Some(Proposal {
         kind: RemedyKind::Checkpointing,
         title: "Recompute what the planner chooses".to_owned(),
         how: format!("rematic plan with --budget {peak}, or rematic.auto"),
         assumption: "The lowest peak at 5 % more time or less; rematic curve shows the rest".to_owned(),
         extra: Some(solution.replayed.recompute),
+        numerics: Numerics::Same,
         change: Change { checkpoints: solution.checkpoints, ..Change::default() },
     })
 }

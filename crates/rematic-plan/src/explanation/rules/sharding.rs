@@ -1,6 +1,6 @@
 use rematic_trace::{Bytes, Category};
 
-use super::super::remedy::{Proposal, RemedyKind};
+use super::super::remedy::{Numerics, Proposal, RemedyKind};
 use super::super::scenario::Change;
 use super::Step;
 
@@ -38,6 +38,7 @@ pub(super) fn sharded(step: &Step<'_>) -> Option<Proposal> {
         how: format!("FSDP: fully_shard each layer and the model, with --world-size {world_size} here"),
         assumption: "At most so much longer, if no transfer overlaps; gathered layers are not counted".to_owned(),
         extra: step.device.link.map(|link| link.time(Bytes(more))),
+        numerics: Numerics::Rounding,
         change: Change { world_size: Some(world_size), ..Change::default() },
     })
 }

@@ -121,10 +121,10 @@ impl Answers {
 
     /// The work on it is over: what ends later ends nothing.
     fn done(&self, question: &Question) {
-        if let Some((number, running)) = locked(&self.newest).get_mut(&question.tab) {
-            if *number == question.number {
-                *running = None;
-            }
+        if let Some((number, running)) = locked(&self.newest).get_mut(&question.tab)
+            && *number == question.number
+        {
+            *running = None;
         }
     }
 

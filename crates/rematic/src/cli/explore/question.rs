@@ -197,7 +197,7 @@ impl<'a> Layout<'a> {
         }
         let shards = |tp: u32, copies: u32| {
             let parts = tp.checked_mul(copies)?;
-            (gpus % parts == 0).then_some(gpus / parts)
+            gpus.is_multiple_of(parts).then_some(gpus / parts)
         };
         let Some(shards) = shards(tp, copies) else {
             let parts = match (tp, copies) {

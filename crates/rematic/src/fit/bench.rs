@@ -1,0 +1,286 @@
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rematic_layout::{Fsdp2, fsdp2, layers};
+use rematic_report::{FitAnswer, FitFound, FitQuestion, FitSetup, FitValue, Memory};
+use rematic_trace::{Bytes, StepTrace, Verdict};
+
+use super::axis::Axis;
+use super::setup::{Key, Setup};
+use super::{FitRequest, StepSize, is_found};
+use crate::error::Error;
+use crate::planning::EXACT;
+use crate::room::Effort;
+use crate::study::Study;
+use crate::target::Target;
+
+/// What came of trying a set-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tried {
+    Fits,
+    Exceeds,
+    /// There is no such step: the model has no more positions, or sizes exceed 64 bits.
+    Impossible,
+}
+
+/// Where set-ups are tried, each once.
+pub(crate) struct Bench<'a> {
+    pub(crate) request: FitRequest<'a>,
+    /// The sizes that there is a step of for sure.
+    base: StepSize,
+    wholes: Mutex<HashMap<StepSize, Arc<StepTrace>>>,
+    tried: Mutex<HashMap<(Key, bool), Tried>>,
+}
+
+impl<'a> Bench<'a> {
+    pub(crate) fn new(request: FitRequest<'a>, first: Arc<StepTrace>, base: &Setup) -> Self {
+        let size = StepSize { ranks: 1, ..base.size() };
+        let wholes = Mutex::new(HashMap::from([(size, first)]));
+        Bench { request, base: size, wholes, tried: Mutex::default() }
+    }
+
+    pub(crate) fn axis(&self, question: FitQuestion, base: &Setup) -> Axis {
+        match question {
+            FitQuestion::LargestBatch => Axis::batch(base),
+            FitQuestion::LongestSequence => Axis::seq(base),
+            FitQuestion::FewestGpus => Axis::gpus(base),
+            FitQuestion::SmallestDevice => Axis::devices(base, &self.request.devices),
+        }
+    }
+
+    fn whole(&self, size: StepSize) -> Result<Arc<StepTrace>, Error> {
+        // What a model needs to know of the ranks is that there are some.
+        let size = StepSize { ranks: size.ranks.min(2), ..size };
+        let known = |wholes: &Mutex<HashMap<StepSize, Arc<StepTrace>>>| {
+            wholes.lock().unwrap_or_else(PoisonError::into_inner).get(&size).cloned()
+        };
+        if let Some(step) = known(&self.wholes) {
+            return Ok(step);
+        }
+        let varies = |given: Option<u64>, free: bool| given.filter(|_| free);
+        let steps = self.request.steps;
+        let (batch, seq) = (varies(size.batch, steps.varies_batch()), varies(size.seq, steps.varies_seq()));
+        let step = Arc::new(steps.step(&StepSize { batch, seq, ..size })?);
+        self.wholes.lock().unwrap_or_else(PoisonError::into_inner).insert(size, Arc::clone(&step));
+        Ok(step)
+    }
+
+    /// The study of a set-up.
+    pub(crate) fn study(&self, setup: &Setup) -> Result<Study, Error> {
+        let whole = self.whole(setup.size())?;
+        let target = Target { device: setup.device.clone(), ..self.request.target.clone() };
+        let limits = self.request.limits.clone();
+        if setup.ranks() < 2 {
+            return Study::new(whole, target, limits);
+        }
+        let how = Fsdp2 { ranks: setup.ranks(), reshard: setup.reshard, ..self.request.sharding };
+        Study::new(fsdp2(&whole, &how, &layers(&whole))?, target, limits)
+    }
+
+    /// As it is, or with any plan.
+    fn fits(&self, setup: &Setup, planned: bool) -> Result<Tried, Error> {
+        let key = (setup.key(), planned);
+        if let Some(tried) = self.tried.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(*tried);
+        }
+        let tried = match self.study(setup) {
+            Ok(study) if study.fits_as_it_is() => Tried::Fits,
+            Ok(study) if planned && study.has_plan()? => Tried::Fits,
+            Ok(_) => Tried::Exceeds,
+            // Of the first step it is known that it can be.
+            Err(error) if setup.size() == StepSize { ranks: setup.ranks(), ..self.base } => return Err(error),
+            Err(_) => Tried::Impossible,
+        };
+        self.tried.lock().unwrap_or_else(PoisonError::into_inner).insert(key, tried);
+        Ok(tried)
+    }
+
+    /// Whether a set-up fits.
+    pub(crate) fn does_fit(&self, setup: &Setup, planned: bool) -> Result<bool, Error> {
+        Ok(self.fits(setup, planned)? == Tried::Fits)
+    }
+
+    /// What a set-up takes, without limit: as it is, or with the plan of the lowest peak that is quickly found.
+    fn takes(&self, setup: &Setup, planned: bool) -> Result<Option<Bytes>, Error> {
+        let Ok(study) = self.study(setup) else { return Ok(None) };
+        if !planned {
+            return Ok(Some(study.taken(None)?));
+        }
+        let problem = study.problem()?;
+        let least = study.limits.cancel.catch(|| problem.quick_greedy(Bytes(1)).solution)?;
+        Ok(Some(study.taken(Some((problem, &least)))?))
+    }
+
+    /// Both answers to a question.
+    pub(crate) fn answer(&self, axis: &Axis) -> Result<FitAnswer, Error> {
+        let (as_it_is, with_a_plan) = rayon::join(|| self.found(axis, false), || self.found(axis, true));
+        Ok(FitAnswer { question: axis.question, as_it_is: as_it_is?, with_a_plan: with_a_plan? })
+    }
+
+    /// The last place that fits, such that the next one does not.
+    pub(crate) fn found(&self, axis: &Axis, planned: bool) -> Result<FitFound, Error> {
+        let room = |setup: &Setup| {
+            let target =
+                Target { device: setup.device.clone(), ranks: setup.gpus.into(), ..self.request.target.clone() };
+            target.room()
+        };
+        let hint = axis.hint(|setup| self.takes(setup, planned), room)?;
+        let last = last(axis.most, hint, |place| self.does_fit(&axis.setup(place), planned))?;
+        let next = last.map_or(1, |last| last + 1);
+        let is_there = next <= axis.most && self.fits(&axis.setup(next), planned)? != Tried::Impossible;
+        let neighbour = is_there.then(|| axis.value(next));
+        let Some(last) = last else { return Ok(FitFound { neighbour, ..FitFound::default() }) };
+        let setup = Some(self.setup(&axis.setup(last), planned)?);
+        Ok(FitFound { value: Some(axis.value(last)), neighbour, setup })
+    }
+
+    /// A set-up that fits, with what it takes.
+    pub(crate) fn setup(&self, setup: &Setup, planned: bool) -> Result<FitSetup, Error> {
+        let study = self.study(setup)?;
+        let plain = study.fits_as_it_is();
+        let (memory, pace) = if planned && !plain {
+            let problem = study.problem()?;
+            let found = study.limits.cancel.catch(|| study.for_device(problem, EXACT, Effort::Some))?;
+            (found.memory, study.pace_under(problem, &found.outcome.solution.checkpoints))
+        } else {
+            (study.memory().copied(), *study.pace())
+        };
+        let made = FitSetup {
+            means: self.means(setup, planned && !plain),
+            batch: setup.batch,
+            seq: setup.seq,
+            gpus: setup.gpus.into(),
+            device: setup.device.name.clone(),
+            memory,
+            step_ms: pace.step,
+            tokens_per_second: None,
+            command: self.command(setup, planned && !plain),
+        };
+        Ok(made.paced(&pace))
+    }
+
+    fn means(&self, setup: &Setup, planned: bool) -> Vec<String> {
+        let mut means = Vec::new();
+        let mut add = |is: bool, what: String| means.extend(is.then_some(what));
+        add(setup.fused, "fused optimizer".to_owned());
+        add(setup.tp > 1, format!("tensor parallelism over {}", setup.tp));
+        add(setup.ranks() > 1, format!("FSDP over {}", setup.ranks()));
+        add(setup.ranks() > 1 && !setup.reshard && self.request.sharding.reshard, "weights stay gathered".to_owned());
+        add(planned, "plan".to_owned());
+        means
+    }
+
+    fn command(&self, setup: &Setup, planned: bool) -> Option<String> {
+        let step = self.request.steps.command(&setup.size())?;
+        let reshard = if setup.ranks() > 1 && !setup.reshard { " --reshard no" } else { "" };
+        let verb = if planned { "plan" } else { "stats" };
+        Some(format!("rematic {verb} {step}{reshard} --device {}", setup.device.name))
+    }
+
+    /// As many GPUs as the first set-up needs, if only with a plan; one where none is enough.
+    pub(crate) fn home(&self, base: &Setup, few: &FitAnswer) -> u32 {
+        let count = |found: &FitFound| match found.value {
+            Some(FitValue::Count(gpus)) if is_found(found) => u32::try_from(gpus).ok(),
+            _ => None,
+        };
+        count(&few.with_a_plan).or_else(|| count(&few.as_it_is)).unwrap_or(base.gpus)
+    }
+}
+
+impl Study {
+    /// Whether the device has what the step takes.
+    pub(crate) fn fits_as_it_is(&self) -> bool {
+        match self.memory() {
+            Some(memory) => memory.fits(),
+            None => self.statistics().timeline.peak().total() <= self.room(),
+        }
+    }
+
+    /// Whether a plan is found under which it fits, as for [`Study::plan`] without a budget.
+    pub(crate) fn has_plan(&self) -> Result<bool, Error> {
+        let problem = self.problem()?;
+        let found = self.limits.cancel.catch(|| self.for_device(problem, EXACT, Effort::Verdict))?;
+        Ok(found.outcome.verdict != Verdict::Infeasible)
+    }
+
+    /// What it takes of a device that has enough for it, with a plan or without.
+    fn taken(&self, plan: Option<(&rematic_plan::Problem, &rematic_plan::Solution)>) -> Result<Bytes, Error> {
+        let memory: Option<Memory> = match plan {
+            Some((problem, solution)) => self.memory_under(problem, &solution.checkpoints),
+            None => self.memory().copied(),
+        };
+        Ok(match (memory, plan) {
+            (Some(memory), _) => memory.reserved,
+            (None, Some((_, solution))) => solution.replayed.peak,
+            (None, None) => self.problem()?.baseline().peak,
+        })
+    }
+}
+
+/// The last place up to `most` that fits; near a hint, from which strides double, and then by bisection. Either it is the last of all or the
+/// next one was tried.
+fn last<E>(most: u64, hint: u64, mut fits: impl FnMut(u64) -> Result<bool, E>) -> Result<Option<u64>, E> {
+    if most == 0 {
+        return Ok(None);
+    }
+    let hint = hint.clamp(1, most);
+    let (mut low, mut high);
+    let mut stride = 1;
+    if fits(hint)? {
+        low = hint;
+        loop {
+            if low == most {
+                return Ok(Some(most));
+            }
+            let next = low.saturating_add(stride).min(most);
+            if !fits(next)? {
+                high = next;
+                break;
+            }
+            (low, stride) = (next, stride * 2);
+        }
+    } else {
+        high = hint;
+        loop {
+            if high == 1 {
+                return Ok(None);
+            }
+            let next = high.saturating_sub(stride).max(1);
+            if fits(next)? {
+                low = next;
+                break;
+            }
+            (high, stride) = (next, stride * 2);
+        }
+    }
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle)? { low = middle } else { high = middle }
+    }
+    Ok(Some(low))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::last;
+
+    #[test]
+    fn the_last_place_is_found_from_any_hint() {
+        for answer in 0..=40 {
+            for hint in 0..=50 {
+                let found = last(40, hint, |place| Ok::<_, ()>(place <= answer)).unwrap();
+                assert_eq!(found, (answer > 0).then_some(answer), "hint {hint}");
+            }
+        }
+        assert_eq!(last(0, 3, |_| Ok::<_, ()>(true)), Ok(None));
+    }
+
+    #[test]
+    fn where_places_alternate_the_next_one_does_not_fit() {
+        let fits = |place: u64| place < 20 && !place.is_multiple_of(3) || place == 31;
+        for hint in 1..=40 {
+            let found = last(40, hint, |place| Ok::<_, ()>(fits(place))).unwrap().unwrap();
+            assert!(fits(found) && !fits(found + 1), "hint {hint}: {found}");
+        }
+    }
+}

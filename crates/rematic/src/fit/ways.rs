@@ -1,0 +1,75 @@
+use rayon::prelude::*;
+use rematic_report::{FitAnswer, FitQuestion, FitSetup};
+
+use super::axis::Axis;
+use super::bench::Bench;
+use super::setup::Setup;
+use crate::error::Error;
+
+/// Set-ups of the base that fit, with the free means alone and combined, the most tokens per second first.
+///
+/// Each has the largest batch that fits, unless the batch is given; and with a plan half of it too, which recomputes less.
+/// Means are those that leave what is computed as it is: a fused optimizer, a plan, other ways to share the same GPUs.
+pub(crate) fn setups(bench: &Bench<'_>, base: &Setup, answers: &[FitAnswer]) -> Result<Vec<FitSetup>, Error> {
+    let mut setups: Vec<FitSetup> = known(base, answers);
+    let tried: Result<Vec<Vec<FitSetup>>, Error> =
+        ways(bench, base).par_iter().map(|(way, planned)| fitting(bench, way, *planned)).collect();
+    setups.extend(tried?.into_iter().flatten());
+    let mut seen: Vec<FitSetup> = Vec::new();
+    for setup in setups {
+        let is_same = |other: &FitSetup| {
+            (&other.means, other.batch, other.seq, other.gpus) == (&setup.means, setup.batch, setup.seq, setup.gpus)
+        };
+        if !seen.iter().any(is_same) {
+            seen.push(setup);
+        }
+    }
+    let rate = |setup: &FitSetup| {
+        setup.tokens_per_second.unwrap_or(setup.batch as f64 / setup.step_ms.0.max(f64::MIN_POSITIVE))
+    };
+    seen.sort_by(|a, b| rate(b).total_cmp(&rate(a)));
+    Ok(seen)
+}
+
+/// What the questions found for these GPUs.
+fn known(base: &Setup, answers: &[FitAnswer]) -> Vec<FitSetup> {
+    let batch = answers.iter().filter(|answer| answer.question == FitQuestion::LargestBatch);
+    let found =
+        batch.flat_map(|answer| [&answer.as_it_is, &answer.with_a_plan]).filter_map(|found| found.setup.clone());
+    found.filter(|setup| setup.gpus == u64::from(base.gpus)).collect()
+}
+
+/// Means alone and combined, and whether a plan is among them.
+fn ways(bench: &Bench<'_>, base: &Setup) -> Vec<(Setup, bool)> {
+    let request = &bench.request;
+    let mut ways = vec![(base.clone(), false), (base.clone(), true)];
+    if request.steps.can_fuse() {
+        let fused = Setup { fused: true, ..base.clone() };
+        ways.extend([(fused.clone(), false), (fused, true)]);
+    }
+    if base.ranks() > 1 && base.reshard {
+        ways.push((Setup { reshard: false, ..base.clone() }, false));
+    }
+    if base.tp == 1 && request.steps.varies_tp() && request.fixed.tp.is_none() {
+        let node = base.device.links.per_node;
+        let shared = [2, 4, 8].into_iter().filter(|tp| base.gpus.is_multiple_of(*tp) && *tp <= node);
+        ways.extend(shared.map(|tp| (Setup { tp, ..base.clone() }, false)));
+    }
+    ways
+}
+
+/// The set-ups of a way that fit.
+fn fitting(bench: &Bench<'_>, way: &Setup, planned: bool) -> Result<Vec<FitSetup>, Error> {
+    let batches = if bench.request.fixed.batch.is_some() || !bench.request.steps.varies_batch() {
+        vec![way.batch]
+    } else {
+        let largest = bench.found(&Axis::batch(way), planned)?;
+        let Some(largest) = largest.setup.map(|setup| setup.batch) else { return Ok(Vec::new()) };
+        if planned && largest > 1 { vec![largest, largest / 2] } else { vec![largest] }
+    };
+    let made = batches.into_iter().map(|batch| {
+        let setup = Setup { batch, ..way.clone() };
+        if bench.does_fit(&setup, planned)? { bench.setup(&setup, planned).map(Some) } else { Ok(None) }
+    });
+    made.filter_map(Result::transpose).collect()
+}

@@ -1,0 +1,105 @@
+"""What fits: the largest batch, the longest sequence, the fewest GPUs, the smallest device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from rematic import _core
+from rematic._core import Fit, RematicError, Trace
+
+# What the command calls the fused implementations.
+_FUSED = {name: f"{name}-fused" for name in ("adam", "adamw", "sgd", "sgd-momentum")}
+
+
+def fit(
+    source: Any,
+    inputs: Callable[[int], Any] | None = None,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    gpus: int | None = None,
+    tp: int | None = None,
+    device: Any = None,
+    device_file: str | os.PathLike[str] | None = None,
+    alloc_conf: str | None = None,
+    **options: Any,
+) -> Fit:
+    """Says what fits: the largest batch, the longest sequence, the fewest GPUs and the smallest device, and the fastest set-ups.
+
+    `source` is a built-in model, a Hugging Face config (a path or a dict), a `Trace`, a function from a batch size to a
+    `Trace`, or an `nn.Module` with `inputs`: a function from a batch size to what the module is called with (a tensor, a
+    tuple of arguments, or a dict of keyword arguments). `batch`, `seq`, `gpus` and `device` fix what they name; the rest is
+    free, GPUs up to 1024. Further options are those of `Trace.model` for models, and of `capture` for modules.
+    """
+    make, varies, mixed = _steps(source, inputs, tp, options)
+    return _core.fit(
+        make,
+        varies,
+        batch=batch,
+        seq=seq,
+        gpus=gpus,
+        tp=tp,
+        mixed=mixed,
+        device=device,
+        device_file=device_file,
+        alloc_conf=alloc_conf,
+    )
+
+
+_Steps = tuple[Callable[..., Trace], tuple[bool, bool, bool, bool], bool]
+
+
+def _steps(source: Any, inputs: Callable[[int], Any] | None, tp: int | None, options: dict[str, Any]) -> _Steps:
+    """The function that makes steps, what it looks at, and whether shards are fp32."""
+    if inputs is None and isinstance(source, (str, os.PathLike, dict)):
+        return _of_model(source, tp, options)
+    if inputs is None and isinstance(source, Trace):
+        _refuse(options)
+        return lambda *_: source, (False, False, False, False), False
+    if inputs is not None:
+        return _of_module(source, inputs, options)
+    if callable(source) and not hasattr(source, "parameters"):
+        _refuse(options)
+        return lambda batch, *_: source(batch or 1), (True, False, False, False), False
+    if hasattr(source, "parameters"):
+        raise RematicError(
+            f"{type(source).__name__} is a module; give also inputs=, a function from a batch size to what it is called with, "
+            "like lambda batch: torch.zeros(batch, 1024, dtype=torch.long)"
+        )
+    raise RematicError(
+        f"{type(source).__name__} is nothing that can be traced; give a model's name, a config, a Trace, a function from a batch "
+        "size to a Trace, or a module and inputs="
+    )
+
+
+def _of_model(source: Any, tp: int | None, options: dict[str, Any]) -> _Steps:
+    name = str(options.get("optimizer") or "").lower()
+    own = name or Trace.model(source, **options).facts.get("optimizer", "")
+
+    def make(batch: int | None, seq: int | None, shared: int, ranks: int, fused: bool) -> Trace:
+        given = dict(options)
+        if fused:
+            given["optimizer"] = _FUSED[own]
+        return Trace.model(source, batch=batch, seq=seq, tp=shared if shared > 1 else None, **given)
+
+    return make, (True, True, tp is None, own in _FUSED), False
+
+
+def _of_module(model: Any, inputs: Callable[[int], Any], options: dict[str, Any]) -> _Steps:
+    from rematic._capture.step import capture
+
+    def make(batch: int | None, *_: Any) -> Trace:
+        given = inputs(batch or 1)
+        if isinstance(given, dict):
+            return capture(model, **given, **options)
+        arguments = given if isinstance(given, tuple) else (given,)
+        return capture(model, *arguments, **options)
+
+    return make, (True, False, False, False), False
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    for option in options:
+        raise RematicError(f"{option} is for models and modules; the trace has its sizes already, so drop it")
