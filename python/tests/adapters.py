@@ -45,7 +45,7 @@ class LoraModel(nn.Module):
         self.model = model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model.forward(*args, **kwargs)
+        return self.model(*args, **kwargs)
 
 
 class PeftModelForCausalLM(nn.Module):
