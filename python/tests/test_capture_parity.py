@@ -54,7 +54,7 @@ def test_every_operator_equals_memtracker(name: str) -> None:
     assert [(op, total) for op, _, total in timeline(document)] == tracked
 
 
-# Which tokens go to which expert hangs on real weights; the capture assumes an even spread.
+# Which tokens go to which expert depends on real weights; the capture assumes an even spread.
 ROUTED = ("mixtral",)
 
 

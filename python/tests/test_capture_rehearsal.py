@@ -375,7 +375,7 @@ def test_experts_are_chosen_evenly_all_the_same() -> None:
 
 
 class Picks(nn.Module):
-    """What is picked takes memory, and how much hangs on weights; with `loops`, how often it is halved does too."""
+    """What is picked takes memory, and how much depends on weights; with `loops`, how often it is halved does too."""
 
     def __init__(self, loops: bool) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from reality import Ran, Training, check_peak, loss_of, sgd
 from rematic._capture.step import document as capture
 
 SHARES = {"90 %": 0.9, "75 %": 0.75, "60 %": 0.6, "the least": 0.0}
-# Which tokens go to which expert hangs on real weights; a capture assumes an even spread.
+# Which tokens go to which expert depends on real weights; a capture assumes an even spread.
 NAMES = [name for name in MODELS if not name.startswith("mixtral")]
 
 

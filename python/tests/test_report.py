@@ -86,7 +86,7 @@ def test_notebooks_show_small_pictures(seed):
     curve = rematic.curve(seed, 10, device="h100")
     for thing, words in (
         (seed, ["seed-transformer", "2.50 GiB", "activation"]),
-        (plan, ["1.60 GiB", "layers.1", "addmm", "no plan takes less"]),
+        (plan, ["1.60 GiB", "layers.1", "addmm", "optimal"]),
         (rematic.plan(seed, "70GiB", device="h100"), ["fits as it is"]),
         (curve, ["2.50 GiB", "polyline"]),
     ):

@@ -77,7 +77,7 @@ fn a_wrong_name_gets_the_nearest_ones() {
     let message = |name| Device::find(name).unwrap_err().to_string();
     assert_eq!(
         message("a100"),
-        "there is no device `a100` among the 19 known ones; did you mean a100-40 or a100-80? `rematic devices` lists \
+        "there is no device `a100` among the 25 known ones; did you mean a100-40 or a100-80? `rematic devices` lists \
          them all"
     );
     for (name, expected) in [
@@ -86,7 +86,7 @@ fn a_wrong_name_gets_the_nearest_ones() {
         ("h100-80gb", "did you mean h100?"),
         ("mi300", "did you mean mi300x?"),
         ("rtx-4909", "did you mean rtx-4090?"),
-        ("rtx", "did you mean rtx-3090, rtx-4090 or rtx-5090?"),
+        ("rtx", "did you mean rtx-6000-ada, rtx-3090, rtx-4090 or rtx-5090?"),
         ("tpu-v5", "no name comes near it;"),
         ("", "no name comes near it;"),
     ] {

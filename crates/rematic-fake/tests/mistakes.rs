@@ -88,9 +88,14 @@ fn parameters_without_gradient_are_skipped() {
             .flat_map(|op| trace.inputs(op))
             .copied()
             .partition(|tensor| trace.layouts()[tensor.layout].shape.is_empty());
-        assert!(counters.iter().all(|counter| counter.storage == counters[0].storage), "{optimizer}");
+        let is_state = |tensor: &&rematic_trace::Tensor| trace.storages()[tensor.storage].birth.is_none();
+        let mut counters = counters.iter().filter(is_state);
+        let first = counters.next();
+        assert!(counters.all(|counter| Some(counter.storage) == first.map(|first| first.storage)), "{optimizer}");
+        // What an optimizer computes with has the sizes of the parameter that has a gradient, in any order.
         for tensor in others {
-            assert_eq!(trace.layouts()[tensor.layout].shape, [6, 4], "{optimizer}");
+            let shape = &trace.layouts()[tensor.layout].shape;
+            assert!(shape.iter().all(|size| [1, 4, 6].contains(size)), "{optimizer}: {shape:?}");
         }
     }
 }

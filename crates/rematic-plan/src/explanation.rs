@@ -90,7 +90,8 @@ impl Explanation {
         let plain = step.highest(&Change::default());
         let tried = step.tried(&rules::ALL, plain.bytes);
         let pairs = pairs(&tried, &step, plain.bytes);
-        let worth = |remedy: &Remedy| remedy.freed_bytes.0 as f64 >= WORTH_A_LINE * plain.bytes.0 as f64;
+        let least = WORTH_A_LINE * plain.bytes.0 as f64;
+        let worth = |remedy: &Remedy| remedy.freed_bytes.0 > 0 && remedy.freed_bytes.0 as f64 >= least;
         let found: Vec<(Remedy, Change)> = tried.into_iter().filter(|(remedy, _)| worth(remedy)).collect();
         let together = together(&found, &step);
         Explanation {

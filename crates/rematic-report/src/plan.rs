@@ -304,8 +304,8 @@ fn nearness(time: Millis, bound: Millis) -> String {
         return "no useful bound: how much less is possible is not known".to_owned();
     }
     match 100.0 * gap / bound.0.max(f64::MIN_POSITIVE) {
-        share if share < 0.005 => "no plan takes less".to_owned(),
-        share => format!("at most {share:.2} % above the best plan"),
+        share if share < 0.005 => "optimal".to_owned(),
+        share => format!("within {share:.2} % of optimal"),
     }
 }
 
@@ -420,8 +420,8 @@ mod tests {
         assert_eq!(nearness(2.0, 0.0), unknown);
         assert_eq!(nearness(2.0, 3.5e-16), unknown);
         assert_eq!(nearness(2.1, 1.0), unknown);
-        assert_eq!(nearness(1.05, 1.0), "at most 5.00 % above the best plan");
-        assert_eq!(nearness(1.0, 1.0), "no plan takes less");
-        assert_eq!(nearness(0.0, 0.0), "no plan takes less");
+        assert_eq!(nearness(1.05, 1.0), "within 5.00 % of optimal");
+        assert_eq!(nearness(1.0, 1.0), "optimal");
+        assert_eq!(nearness(0.0, 0.0), "optimal");
     }
 }

@@ -185,9 +185,8 @@ impl RehearsalReport<'_> {
     }
 
     fn table(&self, style: Style) -> String {
-        let title = if self.fits() { "largest at the peak" } else { "largest there" };
         let mut table = Table::new([
-            Column::number(title),
+            Column::number("largest tensors"),
             Column::number(""),
             Column::text("asked for at").shorten(Shorten::Word, PLACE),
             Column::text("in").leave_out(0),
@@ -359,10 +358,10 @@ Rehearsed on a GPU that is not there: 3 optimizer steps, PyTorch 2.15.0
 Fits NVIDIA H100 SXM5 80GB (79.11 GiB) with 76.61 GiB to spare
 1.00 GiB allocated, 2.00 GiB reserved by PyTorch's allocator, 512.00 MiB for the CUDA context
 
- largest at the peak      asked for at           in
-          512.00 MiB  2×  model.py:12            forward
-            1.00 MiB  2×  autograd, in backward
-               512 B  2×  other lines
+ largest tensors      asked for at           in
+      512.00 MiB  2×  model.py:12            forward
+        1.00 MiB  2×  autograd, in backward
+           512 B  2×  other lines
 
 1 read of values that were not computed got zeros (most at train.py:7); what the script decides by them may differ
 Assumed: sequences are not packed
@@ -380,7 +379,7 @@ In the backward of Net.blocks.7: it asked for 1.00 GiB, and 624.64 MiB were left
 70.00 GiB allocated, 78.00 GiB reserved by PyTorch's allocator, 512.00 MiB for the CUDA context
 ";
         assert!(text.contains(expected), "{text}");
-        assert!(text.contains(" largest there"), "{text}");
+        assert!(text.contains(" largest tensors"), "{text}");
     }
 
     #[test]

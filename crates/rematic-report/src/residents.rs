@@ -16,7 +16,7 @@ const HOLDER: usize = 32;
 /// The largest groups.
 pub(crate) fn table(groups: &[ResidentGroup], style: Style) -> String {
     let mut table = Table::new([
-        Column::number("largest there"),
+        Column::number("largest tensors"),
         Column::number(""),
         Column::text("category").leave_out(1),
         Column::text("made by").shorten(Shorten::Word, OPERATOR),

@@ -32,7 +32,8 @@ impl Shorten {
                 let inner = text.match_indices('.').map(|(dot, _)| &text[dot + 1..]);
                 let last = text.rsplit('.').next().unwrap_or(text);
                 let fits = inner.map(|inner| format!("{ELLIPSIS}{inner}")).find(|inner| columns(inner) <= limit);
-                fits.unwrap_or_else(|| middle(last, limit))
+                // A last part that just fits would look like a whole name.
+                fits.unwrap_or_else(|| cut(last, limit))
             }
             Shorten::End => {
                 let ends = text.match_indices(' ').map(|(blank, _)| text[..blank].trim_end_matches([',', ' ']));
@@ -55,9 +56,10 @@ fn longest_word(text: &str, limit: usize) -> String {
 
 /// The text without its middle, in at most `limit` columns.
 fn middle(text: &str, limit: usize) -> String {
-    if columns(text) <= limit {
-        return text.to_owned();
-    }
+    if columns(text) <= limit { text.to_owned() } else { cut(text, limit) }
+}
+
+fn cut(text: &str, limit: usize) -> String {
     let room = limit.saturating_sub(1);
     let head = start(text.chars(), room.div_ceil(2));
     let tail = start(text.chars().rev(), room - room.div_ceil(2));

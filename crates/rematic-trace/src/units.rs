@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn sizes_are_read_in_every_usual_spelling() {
         for (text, bytes) in [
-            ("1024", 1024),
+            ("4096", 4096),
             ("1KiB", 1024),
             ("1kB", 1000),
             ("1.6GiB", 1_717_986_918),

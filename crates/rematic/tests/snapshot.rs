@@ -46,8 +46,8 @@ have
  in memory             blocks
  other      72.00 MiB       6
 
- largest there      part   asked for by         in the calls
-     72.00 MiB  6×  other  train.py:68 empty
+ largest tensors      part   asked for by       in the calls
+       72.00 MiB  6×  other  train.py:68 empty
 
 Fragmentation:
   696.00 MiB of 768.00 MiB reserved were not in use (90.6 %), in 6 pieces, the largest of 116.00

@@ -64,7 +64,7 @@ class Variants:
             for variant in plan.variants
         ]
         self.several = len(self.all) > 1
-        # Whether what runs hangs on numbers, as those that weights give: other operators may run from step to step.
+        # Whether what runs depends on numbers, as those that weights give: other operators may run from step to step.
         self._varies = any(_varies(variant.facts.get(ASSUMED, "")) for variant in plan.variants)
         # Those that may run, the likeliest first.
         self.possible = list(range(len(self.all)))

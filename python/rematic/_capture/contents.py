@@ -64,7 +64,7 @@ class NotComputed(Exception):
         self.unknown = Unknown(0, cause, remedy)
 
 
-# What a value hangs on: nothing but what is known; something assumed; or a choice that real weights would rather make.
+# What a value depends on: nothing but what is known; something assumed; or a choice that real weights would rather make.
 CERTAIN, ASSUMED, CHOSEN = range(3)
 
 
@@ -234,7 +234,7 @@ class Operation:
         assumed: int = ASSUMED,
     ) -> None:
         """Among the arguments, views stand for tensors; `filled` are those that it writes and does not read. `assume` is
-        told if the result is asked for; `assumed` is what it then hangs on."""
+        told if the result is asked for; `assumed` is what it then depends on."""
         self._func = func
         self._args = args
         self._kwargs = kwargs

@@ -1,4 +1,4 @@
-"""Operators that need values: what they return, or the shape of it, hangs on them."""
+"""Operators that need values: what they return, or the shape of it, depends on them."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _kind(func: Any) -> int:
 
 
 def _key(value: Any) -> Any:
-    """What a result hangs on. Numbers go with their types: 1, 1.0 and True are equal."""
+    """What a result depends on. Numbers go with their types: 1, 1.0 and True are equal."""
     kind = type(value)
     if kind is Tensor or kind is nn.Parameter:
         if not value.is_meta or value.layout is not torch.strided or value.dtype.is_complex:

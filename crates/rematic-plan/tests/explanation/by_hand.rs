@@ -1,4 +1,4 @@
-use rematic_plan::{Explanation, RemedyKind};
+use rematic_plan::{Explanation, Remedy, RemedyKind};
 use rematic_replay::Allocator;
 use rematic_trace::{Bytes, Category, Millis, Phase};
 
@@ -200,15 +200,19 @@ fn what_takes_no_time_comes_first() {
     script.before(&[100], Category::Activation);
     optimizer_step(&mut script);
     let explanation = explain(&script);
-    let free = explanation.remedies.iter().take_while(|remedy| remedy.extra_ms == Some(Millis(0.0))).count();
-    assert!(free >= 2, "{:?}", explanation.remedies);
-    let (free, dear) = explanation.remedies.split_at(free);
+    // What makes results approximate is behind all else.
+    let (exact, approximate) =
+        explanation.remedies.split_at(explanation.remedies.partition_point(Remedy::keeps_numerics));
+    assert!(approximate.iter().all(|remedy| remedy.kind == RemedyKind::OptimizerState), "{approximate:?}");
+    let free = exact.iter().take_while(|remedy| remedy.extra_ms == Some(Millis(0.0))).count();
+    assert!(free >= 1, "{:?}", explanation.remedies);
+    let (free, dear) = exact.split_at(free);
     assert!(free.is_sorted_by_key(|remedy| std::cmp::Reverse(remedy.freed_bytes)));
     let per_byte = |extra: Option<Millis>, freed: Bytes| extra.map_or(f64::INFINITY, |extra| extra.0 / freed.0 as f64);
     assert!(dear.is_sorted_by_key(|remedy| per_byte(remedy.extra_ms, remedy.freed_bytes)));
     assert!(dear.iter().all(|remedy| remedy.extra_ms > Some(Millis(0.0))));
     let together = explanation.together.unwrap();
-    assert_eq!(together.remedies.len(), 3);
+    assert_eq!(together.remedies.len(), exact.len().min(3));
     assert!(together.peak_bytes <= free[0].peak_bytes);
 }
 

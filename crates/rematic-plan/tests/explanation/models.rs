@@ -192,6 +192,7 @@ fn temporaries_are_what_torch_says() {
         batch: setup["batch"].as_u64(),
         seq: setup["seq"].as_u64(),
         dtype: Some(Dtype::F32),
+        optimizer: Some(Optimizer::Adam),
         attention: Some(AttentionKernel::Math),
         ..Options::default()
     };

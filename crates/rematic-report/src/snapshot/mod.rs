@@ -116,7 +116,7 @@ impl SnapshotReport<'_> {
     fn lines(&self, style: Style) -> String {
         let any_from = self.story.moment.groups.iter().take(LINES).any(|group| group.user.is_some());
         let mut table = Table::new([
-            Column::number("largest there"),
+            Column::number("largest tensors"),
             Column::number(""),
             Column::text("part").leave_out(1),
             Column::text("asked for by").shorten(Shorten::Word, LINE),

@@ -164,7 +164,7 @@ const showCurve = (answer, why) => {
   parent.replaceChildren(svg, budgetLegend([
     ["point", "a plan"],
     points.some((point) => point.fits === false) && ["unfit", "a plan that the device has no room for"],
-    ["bound", "no plan takes less"], ["device", "the device's memory for tensors"],
+    ["bound", "lower bound"], ["device", "the device's memory for tensors"],
     last?.budget_bytes != null && ["budget", "the budget"], ["here", "this step"]]));
   drawCurve();
 };

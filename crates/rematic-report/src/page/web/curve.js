@@ -13,7 +13,7 @@ class BudgetCurve {
     this.back = element("button", { type: "button", onclick: () => this.choose(null) }, `Back to ${bytes(data.chosen.budget_bytes)}`);
     this.svg.addEventListener("click", (event) =>
       this.place && this.choose(nearestPoint(this.points, this.place, event.clientX - this.svg.getBoundingClientRect().left)));
-    const keys = [["point", "a plan"], ["bound", "no plan takes less"],
+    const keys = [["point", "a plan"], ["bound", "lower bound"],
       data.room_bytes != null && ["device", "what the device has for tensors"], ["budget", "the budget of this page"], ["here", "the plan that is shown"]];
     parent.append(this.svg, budgetLegend(keys), element("div", { class: "slider" },
       element("label", { for: "slider" }, "Budget"), this.slider, this.output, this.back));
