@@ -41,7 +41,7 @@ def command(*arguments):
 def test_the_command_is_the_command_line():
     said = command("plan", "seed-transformer", "--budget", "1.6GiB")
     assert said.returncode == 0
-    assert said.stdout.startswith("seed-transformer\nFits with a plan: peak 2.50 GiB -> 1.60 GiB")
+    assert said.stdout.startswith("seed-transformer · fp32 · Adam · 8 × 1024 · H100\nFits with a plan: peak 2.50 GiB -> 1.60 GiB")
     assert command("plan", "seed-transformer", "--budget", "1MiB").returncode == 3
     wrong = command("stats", "no-such-model")
     assert (wrong.returncode, wrong.stdout) == (2, "")

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -32,7 +33,8 @@ def test_a_plan_keeps_its_promise(seed, plan):
     assert replayed.plan == plan
     assert sum(replayed.categories.values()) == plan.peak
     assert replayed.recompute_flops > 0
-    assert str(replayed) == str(plan)
+    # What else would help is said of a plan that was asked for.
+    assert str(replayed) == re.sub(r"Cheaper than this plan:.*?(?=\nStep)\n", "", str(plan), flags=re.DOTALL)
 
 
 def test_regions_say_what_applying_needs(seed, plan):
@@ -142,7 +144,8 @@ def test_a_budget_that_cannot_be_met(small):
     error = caught.value
     assert isinstance(error, rematic.PlanError) and isinstance(error, ValueError)
     assert error.budget == 100 * 2**10
-    assert f"Raise budget to at least {error.least_budget} bytes, shard with world_size" in str(error)
+    told = re.search(r"Raise budget to at least (\S+), shard with world_size", str(error))
+    assert told is not None and rematic.plan(small, told[1]).outcome == "planned"
     assert "--" not in str(error)
     assert rematic.plan(small, error.least_budget).peak == error.least_budget
 
@@ -258,7 +261,7 @@ def test_curves_fall_with_the_budget(small):
     with pytest.raises(IndexError):
         curve[8]
     assert json.loads(curve.to_json())["step_ms"] == curve.step_ms
-    assert str(curve).startswith("seed-transformer\n")
+    assert str(curve).startswith("seed-transformer · fp32 · Adam · ")
     refused(rematic.RematicError, ["points is 1; give a number from 2 to 10000"], rematic.curve, small, 1)
 
 

@@ -189,10 +189,12 @@ if __name__ == "__main__":
         assert code == 3 and found["out_of_memory"]["line"]["function"] == "work"
 
 
-def test_a_snapshot_that_could_not_be_written_is_told(tmp_path):
+def test_a_snapshot_that_could_not_be_written_is_told(tmp_path, monkeypatch):
     script, folder = tmp_path / "script.py", tmp_path / "gone"
     folder.mkdir()
     script.write_text(f"import os, torch\ntorch.zeros(8, device='cuda')\nos.rmdir({str(folder)!r})\n")
+    # Wide enough for the path.
+    monkeypatch.setenv("COLUMNS", "400")
     code, out, error = rehearse("--snapshot", str(folder / "file"), script=script)
     assert code == 0 and "Traceback" not in error
     assert f"PyTorch's snapshot was not written to {folder / 'file'}: No such" in " ".join(out.split())

@@ -103,9 +103,9 @@ def test_what_cannot_be_traced_is_refused(small, tmp_path):
     refused(rematic.TraceError, ["cannot read", "none.rmt"], rematic.Trace.load, tmp_path / "none.rmt")
     refused(rematic.TraceError, ["the trace", "cut off"], rematic.Trace.from_bytes, small.to_bytes()[:-100])
     refused(rematic.TraceError, ["the trace", "zstd"], rematic.Trace.from_bytes, small.to_bytes(compress=True)[:-100])
-    refused(rematic.TraceError, ["config", "model_type"], rematic.Trace.model, {"model_type": "unheard-of"})
+    refused(rematic.RematicError, ["config", "no model of type `unheard-of`"], rematic.Trace.model, {"model_type": "unheard-of"})
     refused(rematic.RematicError, ["dtype is `fp13`; give fp32, bf16 or fp16"], rematic.Trace.model, "gpt2", dtype="fp13")
-    refused(rematic.RematicError, ["optimizer is `lion`", "sgd-momentum"], rematic.Trace.model, "gpt2", optimizer="lion")
+    refused(rematic.RematicError, ["optimizer is `adagrad`", "sgd-momentum"], rematic.Trace.model, "gpt2", optimizer="adagrad")
     refused(rematic.RematicError, ["allocator is `tpu`; give cuda or cpu"], small.peak, "tpu")
     refused(rematic.TraceError, ["cannot write"], small.save, tmp_path / "no" / "folder.rmt")
     with pytest.raises(TypeError):

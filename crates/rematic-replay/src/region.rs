@@ -81,7 +81,10 @@ impl Regions {
             let saving = |op: &OpId| !trace.saves(trace.op(*op)).is_empty();
             let ops = || span.ops.clone().map(OpId::new);
             let Some(stop) = ops().rev().find(saving) else { continue };
-            let born_there = |storage: StorageId| trace.storages()[storage].birth == Some(stop);
+            // What an operator saves of its own results, new or changed in place, is there when it has run.
+            let made_there = |storage: StorageId| {
+                trace.storages()[storage].birth == Some(stop) || trace.mutates(trace.op(stop)).contains(&storage)
+            };
             let parent = span.parent.and_then(|parent| kept[parent]);
             let region = Region {
                 call: span.call,
@@ -89,7 +92,7 @@ impl Regions {
                 parent,
                 inputs: inputs(trace, span, &mut stamps, u32::try_from(index).unwrap_or(u32::MAX - 1)),
                 stop,
-                stop_runs: trace.saves(trace.op(stop)).iter().any(|tensor| born_there(tensor.storage)),
+                stop_runs: trace.saves(trace.op(stop)).iter().any(|tensor| made_there(tensor.storage)),
                 savers: ops().filter(saving).count(),
                 ops: span.ops.clone(),
                 events: span.events.clone(),

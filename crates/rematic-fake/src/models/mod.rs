@@ -85,11 +85,6 @@ impl Architecture {
         matches!(self, Architecture::Decoder(config) if config.scales_logits())
     }
 
-    /// Whether attention is written with plain operators.
-    fn attends_eagerly(&self) -> bool {
-        matches!(self, Architecture::Decoder(config) if config.computes_attention_plainly())
-    }
-
     /// The layers that PEFT gives adapters if it is not told which; none for a model that it does not know.
     fn lora_targets(&self) -> &'static [&'static str] {
         match self {

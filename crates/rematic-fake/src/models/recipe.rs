@@ -115,13 +115,6 @@ impl Recipe {
             let rule = format!("{name} scales its logits, which rematic.chunked_loss does not; leave it out");
             return Err(out_of_range(LOSS, CHUNKED, &rule));
         }
-        if self.autocast.is_some() && architecture.attends_eagerly() {
-            let rule = format!(
-                "autocast is not known in the attention of {name}, which is no kernel of PyTorch's; give {}",
-                Opt("precision").to("bf16")
-            );
-            return Err(out_of_range("precision", "mixed", &rule));
-        }
         let Some(lora) = &mut self.lora else { return Ok(self) };
         if !(1..=HIGHEST_RANK).contains(&lora.rank) {
             return Err(out_of_range(LORA, lora.rank, &format!("the rank must be from 1 to {HIGHEST_RANK}")));

@@ -39,7 +39,6 @@ fn precision_and_type_are_one_too_many() {
     says("stats gpt2 --precision int8", &["--precision", "int8", "mixed", "fp16"]);
     says("stats gpt2 --loss fused", &["--loss", "fused", "plain", "chunked"]);
     says("stats seed-transformer --loss chunked", &["loss is chunked", "sum of its output"]);
-    says("stats gemma-2-9b --precision mixed", &["precision is mixed", "gemma-2-9b", "--precision bf16"]);
     says("stats gemma-2-9b --loss chunked", &["loss is chunked", "scales its logits"]);
     says("stats gpt2 --optimizer adagrad", &["--optimizer", "adagrad", "adamw8bit", "lion", "muon", "adafactor"]);
 }
