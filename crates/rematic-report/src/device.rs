@@ -17,7 +17,7 @@ pub fn devices_text(devices: &[Device], style: Style) -> String {
         Column::text("device").tone(Tone::Accent),
         Column::number("memory"),
         Column::number("DRAM GB/s").leave_out(6),
-        Column::number("fp32"),
+        Column::number("fp32").leave_out(7),
         Column::number("tf32").leave_out(4),
         Column::number("bf16"),
         Column::number("fp16").leave_out(5),

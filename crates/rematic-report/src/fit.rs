@@ -241,7 +241,7 @@ impl FitFound {
     fn words(&self) -> String {
         match (&self.value, &self.neighbour) {
             (Some(value), Some(next)) => format!("{} ({} does not fit)", value.words(), next.words()),
-            (Some(value), None) => format!("{} (the last there is)", value.words()),
+            (Some(value), None) => format!("{} (the limit)", value.words()),
             (None, Some(next)) => format!("none ({} does not fit)", next.words()),
             (None, None) => "none".to_owned(),
         }

@@ -234,6 +234,8 @@ impl Study {
         })?;
         let ways = match verdict {
             Verdict::Fits => Ways::default(),
+            // Whether another way fits a device, only the allocator knows.
+            _ if for_device => Ways::default(),
             _ => self.limits.cancel.catch(|| self.ways(problem, budget, verdict))?,
         };
         Ok(PlanAnswer {

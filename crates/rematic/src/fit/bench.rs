@@ -77,6 +77,11 @@ impl<'a> Bench<'a> {
         Study::new(fsdp2(&whole, &how, &layers(&whole))?, target, limits)
     }
 
+    /// Whether there is such a step.
+    pub(crate) fn can_be(&self, setup: &Setup) -> bool {
+        self.study(setup).is_ok()
+    }
+
     /// As it is, or with any plan.
     fn fits(&self, setup: &Setup, planned: bool) -> Result<Tried, Error> {
         let key = (setup.key(), planned);
@@ -87,12 +92,19 @@ impl<'a> Bench<'a> {
             Ok(study) if study.fits_as_it_is() => Tried::Fits,
             Ok(study) if planned && study.has_plan()? => Tried::Fits,
             Ok(_) => Tried::Exceeds,
-            // Of the first step it is known that it can be.
-            Err(error) if setup.size() == StepSize { ranks: setup.ranks(), ..self.base } => return Err(error),
+            // Of the first step it is known that it can be; on several GPUs only if they were asked for.
+            Err(error) if setup.size() == self.base => return Err(error),
+            Err(error) if self.is_asked_for(setup) => return Err(error),
             Err(_) => Tried::Impossible,
         };
         self.tried.lock().unwrap_or_else(PoisonError::into_inner).insert(key, tried);
         Ok(tried)
+    }
+
+    /// Whether somebody named the number of its GPUs, with the sizes of the first step.
+    fn is_asked_for(&self, setup: &Setup) -> bool {
+        let first = StepSize { ranks: setup.ranks(), ..self.base };
+        setup.size() == first && self.request.fixed.gpus == Some(setup.gpus)
     }
 
     /// Whether a set-up fits.

@@ -105,7 +105,12 @@ impl Steps for SourceSteps {
         let optimizer = if size.fused { self.fused().or(given.optimizer) } else { given.optimizer };
         let (batch, seq) = (size.batch.or(given.batch), size.seq.or(given.seq));
         let tp = if size.tp > 1 { Some(size.tp) } else { given.tp };
-        self.source.clone().trace(&Options { batch, seq, optimizer, tp, ..given })
+        let mut options = Options { batch, seq, optimizer, tp, ..given };
+        // Under FSDP2, mixed precision is that of its shards.
+        if size.ranks > 1 && options.recipe.autocast.is_some() {
+            options.dtype = options.recipe.autocast.take();
+        }
+        self.source.clone().trace(&options)
     }
 
     fn varies_batch(&self) -> bool {
@@ -125,6 +130,11 @@ impl Steps for SourceSteps {
     }
 
     fn command(&self, size: &StepSize) -> Option<String> {
+        let said = Options { batch: None, seq: None, optimizer: None, tp: None, ..self.options.clone() };
+        // What else was said of the step would be missing.
+        if said != Options::default() || !self.is_model() {
+            return None;
+        }
         let mut words = vec![self.name.clone()];
         let mut add = |name: &str, value: Option<String>| words.extend(value.map(|value| format!("--{name} {value}")));
         add("batch", size.batch.map(|batch| batch.to_string()));
@@ -197,15 +207,16 @@ impl FitRequest<'_> {
         if seq.is_none() && self.steps.varies_seq() && base.seq.is_some() {
             axes.push(FitQuestion::LongestSequence);
         }
-        if gpus.is_none() && !has_place {
+        let setup = Shown::new(&first, &base.device.name);
+        let bench = Bench::new(self, Arc::new(first), &base);
+        // What cannot be spread over two GPUs is asked of one.
+        let free = gpus.is_none() && !has_place && bench.can_be(&Setup { gpus: 2 * tp, ..base.clone() });
+        if free {
             axes.push(FitQuestion::FewestGpus);
         }
         if !device {
             axes.push(FitQuestion::SmallestDevice);
         }
-        let setup = Shown::new(&first, &base.device.name);
-        let free = gpus.is_none() && !has_place;
-        let bench = Bench::new(self, Arc::new(first), &base);
         // Where one GPU is not enough, the others are asked of as many as are.
         let few = if free { Some(bench.answer(&Axis::gpus(&base))?) } else { None };
         let home = few.as_ref().map_or(base.gpus, |few| bench.home(&base, few));

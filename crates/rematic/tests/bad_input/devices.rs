@@ -20,7 +20,7 @@ fn with_file(text: &[u8], check: impl Fn(&str)) {
 #[test]
 fn a_good_device_file_is_read() {
     with_file(GOOD.as_bytes(), |path| {
-        let ran = run(&["devices", "--device-file", path]);
+        let ran = run(&["devices", "--json", "--device-file", path]);
         assert_eq!(ran.code, Some(0), "{ran:?}");
         assert!(ran.stdout.contains("My accelerator"));
         let ran = run(&["stats", "gpt2", "--layers", "1", "--device", "mine", "--device-file", path]);
