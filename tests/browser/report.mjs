@@ -81,7 +81,7 @@ const MARGIN = { left: 62, right: 12 };
 const pointAt = async (page, id, share) => {
   const box = await page.locator(`#${id}`).boundingBox();
   await page.mouse.move(box.x + MARGIN.left + (box.width - MARGIN.left - MARGIN.right) * share, box.y + box.height / 2);
-  await page.waitForTimeout(50);
+  await page.waitForTimeout(150);
 };
 
 test("pointing says what is in memory there, in both charts, and who holds it", async () => {
@@ -112,6 +112,7 @@ test("pointing says what is in memory there, in both charts, and who holds it", 
   await page.getByRole("button", { name: "by operator" }).click();
   // A click keeps the place; what is said at the pointer follows it.
   await page.locator("#before").click({ position: { x: 400, y: 100 } });
+  await page.locator("#alive", { hasText: "As it is: right after" }).waitFor();
   const kept = await alive(page);
   const near = await readout.innerText();
   await pointAt(page, "before", 0.9);

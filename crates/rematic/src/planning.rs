@@ -238,11 +238,9 @@ impl Study {
             _ if for_device => Ways::default(),
             _ => self.limits.cancel.catch(|| self.ways(problem, budget, verdict))?,
         };
-        Ok(PlanAnswer {
-            for_device: for_device && self.is_cuda(),
-            ways,
-            ..self.answer(problem, (verdict, solution), budget, memory)
-        })
+        // The replay for the picture may be cancelled too.
+        let answer = self.limits.cancel.catch(|| self.answer(problem, (verdict, solution), budget, memory))?;
+        Ok(PlanAnswer { for_device: for_device && self.is_cuda(), ways, ..answer })
     }
 
     fn ways(&self, problem: &Problem, budget: Bytes, verdict: Verdict) -> Ways {

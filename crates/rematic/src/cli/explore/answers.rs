@@ -131,14 +131,14 @@ impl Answers {
     fn stage(&self, question: &Question) -> Result<String, NoAnswer> {
         let study = self.study(question)?;
         self.working(question, &study.limits().cancel)?;
-        let said = match question.stage {
+        let said = study.limits().cancel.catch(|| match question.stage {
             Stage::Step => Ok(as_it_is(question, &study)),
             Stage::Draft => self.planned(question, &study, Planner::Greedy),
             Stage::Plan => self.planned(question, &study, Planner::Exact),
             Stage::Curve => curve(question, &study),
-        };
+        });
         self.done(question);
-        said
+        said.unwrap_or(Err(NoAnswer::Superseded))
     }
 
     /// The step on its target: one that was looked at lately, unless that was cancelled.
