@@ -391,7 +391,7 @@ impl Problem {
                     best = solution;
                     break;
                 }
-                None => (low, distance) = (budget, 4 * distance),
+                None => (low, distance) = (budget, distance.saturating_mul(4)),
             }
         }
         // At a distance of one byte there is nothing in between.
