@@ -34,6 +34,13 @@ impl Linear {
         Linear { scope, weight: weight.clone(), bias: None, adapter }
     }
 
+    /// A layer whose weight and bias are parameters of other modules.
+    pub(crate) fn tied_with(parent: &Scope, name: &str, weight: &Tensor, bias: &Tensor) -> Self {
+        let tied = Linear::tied(parent, name, weight);
+        tied.scope.tie("bias", bias);
+        Linear { bias: Some(bias.clone()), ..tied }
+    }
+
     /// Runs the layer.
     #[must_use]
     pub fn forward(&self, input: &Tensor) -> Tensor {

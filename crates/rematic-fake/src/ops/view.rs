@@ -197,6 +197,22 @@ impl Tensor {
         layout
     }
 
+    /// The first place of a dimension, which goes.
+    pub(crate) fn select(&self, dim: isize) -> Tensor {
+        let axis = self.axis(dim);
+        if axis >= self.shape().len() {
+            let _ = self.misfit("select.int", "the dimension must exist");
+            return self.clone();
+        }
+        let mut layout = self.layout().clone();
+        layout.shape.remove(axis);
+        layout.strides.remove(axis);
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        self.viewed("select.int", layout, move |gradient| {
+            gradient.tape().launch_one(Kernel::new("select_backward.default", &[gradient], vec![Out::New(own)]))
+        })
+    }
+
     /// The same tensor under another identity, as Python's `x[:]` gives it.
     #[must_use]
     pub fn alias(&self) -> Tensor {

@@ -1,6 +1,7 @@
 //! Hugging Face `config.json` files.
 
 mod decoder;
+mod encoder;
 
 use rematic_trace::Dtype;
 use serde_json::{Map, Value};
@@ -8,6 +9,7 @@ use serde_json::{Map, Value};
 use super::Architecture;
 use super::causal_lm::Activation;
 use super::decoder::Family;
+use super::encoder::{BertFamily, Network};
 use super::gpt_neox::GptNeoxConfig;
 use super::gpt2::Gpt2Config;
 use crate::error::FakeError;
@@ -36,7 +38,7 @@ const ROPE_TYPES: [&str; 4] = ["default", "linear", "llama3", "yarn"];
 /// All model types that have a front end.
 fn supported() -> String {
     let decoders = DECODERS.iter().map(|(name, _)| *name);
-    ["gpt2", "gpt_neox"].into_iter().chain(decoders).collect::<Vec<_>>().join(", ")
+    ["gpt2", "gpt_neox", "bert", "roberta"].into_iter().chain(decoders).collect::<Vec<_>>().join(", ")
 }
 
 /// What a config says that is not architecture.
@@ -62,6 +64,8 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
     let architecture = match (found, family) {
         ("gpt2", _) => gpt2(&config)?,
         ("gpt_neox", _) => gpt_neox(&config)?,
+        ("bert", _) => Architecture::Network(Network::Bert(encoder::bert(&config, BertFamily::Bert)?)),
+        ("roberta", _) => Architecture::Network(Network::Bert(encoder::bert(&config, BertFamily::Roberta)?)),
         (_, Some((_, family))) => Architecture::Decoder(decoder::parse(&config, *family)?),
         (other, None) => {
             return Err(FakeError::UnsupportedFamily {
@@ -73,6 +77,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
     };
     let positions = match &architecture {
         Architecture::Gpt2(gpt2) => gpt2.positions,
+        Architecture::Network(network) => network.longest_text().unwrap_or(u64::MAX),
         _ => config.count_or("max_position_embeddings", 2048)?,
     };
     Ok(Parsed { dtype: dtype(&config)?, positions, architecture })

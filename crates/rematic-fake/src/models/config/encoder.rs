@@ -1,0 +1,92 @@
+//! Configs of models that are not decoders alone. What a config leaves out is what transformers takes.
+
+use serde_json::Value;
+
+use super::Config;
+use crate::error::FakeError;
+use crate::models::causal_lm::Activation;
+use crate::models::encoder::{BertConfig, BertFamily, Head};
+
+pub(super) fn bert(config: &Config<'_>, family: BertFamily) -> Result<BertConfig, FakeError> {
+    for flag in ["is_decoder", "add_cross_attention", "is_encoder_decoder"] {
+        if config.flag_or(flag, false)? {
+            return Err(config.unsupported(flag, "remove it"));
+        }
+    }
+    if !config.flag_or("tie_word_embeddings", true)? {
+        return Err(config.unsupported("tie_word_embeddings false", "remove it"));
+    }
+    if config.whole_or("chunk_size_feed_forward", 0)? > 0 {
+        return Err(config.unsupported("chunk_size_feed_forward", "remove it"));
+    }
+    let suffixes = Head::SUFFIXES.map(|(suffix, head)| (format!("{}{suffix}", family.prefix()), head));
+    let head = head(config, family.prefix(), &suffixes)?.unwrap_or(Head::MaskedLm);
+    let hidden = config.count_or("hidden_size", 768)?;
+    let heads = config.count_or("num_attention_heads", 12)?;
+    config.divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
+    let (vocab, offset) = match family {
+        BertFamily::Bert => (30_522, 0),
+        BertFamily::Roberta => (50_265, padding(config)?.saturating_add(1)),
+    };
+    let positions = config.count_or("max_position_embeddings", 512)?;
+    if positions <= offset {
+        let problem = format!("is {positions}; positions are counted from {offset} on");
+        return Err(config.fault("max_position_embeddings", &problem));
+    }
+    let hidden_dropout = config.probability_or("hidden_dropout_prob", 0.1)?;
+    Ok(BertConfig {
+        family,
+        head,
+        vocab: config.count_or("vocab_size", vocab)?,
+        positions,
+        offset,
+        types: config.count_or("type_vocab_size", 2)?,
+        hidden,
+        intermediate: config.count_or("intermediate_size", 3072)?,
+        layers: config.count_or("num_hidden_layers", 12)?,
+        heads,
+        labels: labels(config, head != Head::MaskedLm)?,
+        activation: config.activation("hidden_act", Activation::Gelu)?,
+        hidden_dropout,
+        attention_dropout: config.probability_or("attention_probs_dropout_prob", 0.1)?,
+        classifier_dropout: config.probability_or("classifier_dropout", hidden_dropout)?,
+    })
+}
+
+fn padding(config: &Config<'_>) -> Result<u64, FakeError> {
+    if config.fields.get("pad_token_id").is_some_and(Value::is_null) {
+        return Err(config.fault("pad_token_id", "is null; positions are counted from behind it"));
+    }
+    config.whole_or("pad_token_id", 1)
+}
+
+/// The head that `architectures` names, as `rematic._hugging_face` picks it: the first, if it has a loss.
+fn head<T: Copy>(config: &Config<'_>, prefix: &str, known: &[(String, T)]) -> Result<Option<T>, FakeError> {
+    let Some(named) = config.get("architectures") else { return Ok(None) };
+    let Some(first) = named.as_array().and_then(|list| list.first()).and_then(Value::as_str) else { return Ok(None) };
+    if let Some((_, head)) = known.iter().find(|(class, _)| class == first) {
+        return Ok(Some(*head));
+    }
+    let has_head = ["For", "LMHead", "WithProjection"].iter().any(|part| first.contains(part));
+    if has_head && first.starts_with(prefix) {
+        let names: Vec<&str> = known.iter().map(|(class, _)| class.as_str()).collect();
+        return Err(config.unsupported(&format!("the class {first}"), &format!("native are {}", names.join(", "))));
+    }
+    Ok(None)
+}
+
+/// How many classes a head tells apart.
+fn labels(config: &Config<'_>, classifies: bool) -> Result<u64, FakeError> {
+    if !classifies {
+        return Ok(2);
+    }
+    let named = config.get("id2label").and_then(Value::as_object).map(|names| names.len() as u64);
+    let counted = config.count_or("num_labels", named.unwrap_or(2))?;
+    if named.is_some_and(|named| named != counted) {
+        return Err(config.unsupported("num_labels that is not the number of id2label", "remove one of them"));
+    }
+    if counted < 2 || config.get("problem_type").is_some_and(|kind| kind != "single_label_classification") {
+        return Err(config.unsupported("a loss that is not that of one class of several", "take two labels or more"));
+    }
+    Ok(counted)
+}

@@ -1,0 +1,100 @@
+//! Models that are not decoders alone: encoders of text and of images, encoders with a decoder, and two towers. They are given what
+//! `rematic._hugging_face` gives them when it captures them.
+
+mod bert;
+mod head;
+
+use rematic_trace::{Dtype, StepTrace};
+
+use self::bert::Bert;
+pub(super) use self::bert::{BertConfig, BertFamily};
+pub(super) use self::head::Head;
+use super::loss_of;
+use crate::AttentionKernel;
+use crate::error::FakeError;
+use crate::step::Step;
+use crate::tape::Tape;
+
+/// The networks.
+#[derive(Clone, Debug)]
+pub(super) enum Network {
+    Bert(BertConfig),
+}
+
+/// The step that a network is trained with.
+pub(super) struct Shape {
+    pub(super) batch: u64,
+    pub(super) seq: u64,
+    pub(super) dtype: Dtype,
+    pub(super) kernel: AttentionKernel,
+    pub(super) micro_batches: u32,
+}
+
+impl Network {
+    pub(super) fn layers(&self) -> u64 {
+        match self {
+            Network::Bert(bert) => bert.layers,
+        }
+    }
+
+    pub(super) fn set_layers(&mut self, layers: u64) {
+        match self {
+            Network::Bert(bert) => bert.layers = layers,
+        }
+    }
+
+    pub(super) fn set_dropout(&mut self, dropout: f64) {
+        match self {
+            Network::Bert(bert) => {
+                (bert.hidden_dropout, bert.attention_dropout, bert.classifier_dropout) = (dropout, dropout, dropout);
+            }
+        }
+    }
+
+    /// The most tokens that a text may have; `None` if there is no bound.
+    pub(super) fn longest_text(&self) -> Option<u64> {
+        match self {
+            Network::Bert(bert) => Some(bert.positions.saturating_sub(bert.offset)),
+        }
+    }
+
+    /// Whether it reads text, which has a length.
+    pub(super) fn reads_text(&self) -> bool {
+        match self {
+            Network::Bert(_) => true,
+        }
+    }
+
+    /// Says on the tape what it is given, and what its loss compares.
+    pub(super) fn describe(&self, tape: &Tape, seq: u64) {
+        let (class, given, loss) = match self {
+            Network::Bert(bert) => (bert.class(), format!("text of {seq} tokens"), bert.head.loss()),
+        };
+        tape.fact("class", class);
+        tape.fact("given", given);
+        tape.fact("loss", loss);
+    }
+
+    /// Traces a step; `step` makes it of a model that has been made.
+    pub(super) fn trace(
+        &self,
+        tape: &Tape,
+        shape: &Shape,
+        step: impl FnOnce() -> Result<Step, FakeError>,
+    ) -> Result<StepTrace, FakeError> {
+        let tokens = || tape.input(Dtype::I64, &[shape.batch, shape.seq]);
+        let batches = 0..shape.micro_batches;
+        match self {
+            Network::Bert(config) => {
+                let model = Bert::new(tape, config, shape.dtype, shape.kernel);
+                let given = batches.map(|_| {
+                    let tokens = tokens();
+                    let labels = Bert::labels(tape, config, &tokens);
+                    (tokens, labels)
+                });
+                let given: Vec<_> = given.collect();
+                step()?.run_each(|batch| model.forward(&given[batch].0, &given[batch].1), loss_of)
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+"""Models that are not decoders alone and have a native model: three sizes of each, odd ones among them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Case(NamedTuple):
+    """A config, and the step that is taken with it; without a length, if the model reads no text."""
+
+    kind: str
+    fields: dict[str, Any]
+    dtype: str
+    batch: int
+    seq: int | None
+
+
+TEXT = {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 96,
+}  # fmt: skip
+# Nothing is a multiple of anything: vocabulary, heads, widths.
+ODD_TEXT = {
+    "vocab_size": 1001, "hidden_size": 60, "intermediate_size": 77, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "max_position_embeddings": 35,
+}  # fmt: skip
+ONE_TEXT = {
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 33, "num_hidden_layers": 1, "num_attention_heads": 3,
+    "max_position_embeddings": 61,
+}  # fmt: skip
+
+
+def three(kind: str, first: dict[str, Any], second: dict[str, Any], third: dict[str, Any]) -> list[Case]:
+    """In bf16, fp32 and fp16, with sequences of 64, 33 and 31."""
+    return [
+        Case(kind, TEXT | first, "bf16", 2, 64),
+        Case(kind, ODD_TEXT | second, "fp32", 3, 33),
+        Case(kind, ONE_TEXT | third, "fp16", 1, 31),
+    ]
+
+
+def heads(prefix: str, second: dict[str, Any]) -> list[Case]:
+    """Three sizes of each head."""
+    names = [f"{prefix}ForMaskedLM", f"{prefix}ForSequenceClassification", f"{prefix}ForTokenClassification"]
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "type_vocab_size": 1, "num_labels": 7}
+    return [
+        case
+        for name in names
+        for case in three(
+            prefix.lower(),
+            {"architectures": [name]},
+            {"architectures": [name], "classifier_dropout": 0.2, "hidden_act": "gelu_new", "num_labels": 5, **second},
+            {"architectures": [name], **still},
+        )
+    ]
+
+
+CASES = [*heads("Bert", {}), *heads("Roberta", {"pad_token_id": 1})]
+
+
+def name_of(case: Case) -> str:
+    named = case.fields.get("architectures", [case.kind])[0]
+    return f"{named}-{case.dtype}"
+
+
+NAMES = [name_of(case) for case in CASES]
