@@ -55,7 +55,24 @@ def heads(prefix: str, second: dict[str, Any]) -> list[Case]:
     ]
 
 
-CASES = [*heads("Bert", {}), *heads("Roberta", {"pad_token_id": 1})]
+def vision(first: dict[str, Any], second: dict[str, Any], third: dict[str, Any]) -> list[Case]:
+    """Images of 32, of 30 × 21 in patches that leave a rest, and of one channel."""
+    sizes = [
+        {"image_size": 32, "patch_size": 8},
+        {"image_size": [30, 21], "patch_size": [7, 5], "num_channels": 2},
+        {"image_size": 20, "patch_size": 5, "num_channels": 1},
+    ]
+    widths = [{key: value for key, value in text.items() if key not in ONLY_TEXT} for text in (TEXT, ODD_TEXT, ONE_TEXT)]
+    fields = [width | size | own for width, size, own in zip(widths, sizes, (first, second, third), strict=True)]
+    return [Case("vit", own, dtype, batch, None) for own, dtype, batch in zip(fields, ("bf16", "fp32", "fp16"), (2, 3, 1), strict=True)]
+
+
+ONLY_TEXT = ("vocab_size", "max_position_embeddings")
+CASES = [
+    *heads("Bert", {}),
+    *heads("Roberta", {"pad_token_id": 1}),
+    *vision({}, {"num_labels": 1001, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}, {"qkv_bias": False}),
+]
 
 
 def name_of(case: Case) -> str:

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::Config;
 use crate::error::FakeError;
 use crate::models::causal_lm::Activation;
-use crate::models::encoder::{BertConfig, BertFamily, Head};
+use crate::models::encoder::{BertConfig, BertFamily, Head, Images, VitConfig};
 
 pub(super) fn bert(config: &Config<'_>, family: BertFamily) -> Result<BertConfig, FakeError> {
     for flag in ["is_decoder", "add_cross_attention", "is_encoder_decoder"] {
@@ -51,6 +51,51 @@ pub(super) fn bert(config: &Config<'_>, family: BertFamily) -> Result<BertConfig
         attention_dropout: config.probability_or("attention_probs_dropout_prob", 0.1)?,
         classifier_dropout: config.probability_or("classifier_dropout", hidden_dropout)?,
     })
+}
+
+pub(super) fn vit(config: &Config<'_>) -> Result<VitConfig, FakeError> {
+    head(config, "ViT", &[("ViTForImageClassification".to_owned(), ())])?;
+    let hidden = config.count_or("hidden_size", 768)?;
+    let heads = config.count_or("num_attention_heads", 12)?;
+    config.divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
+    if config.get("head_dim").is_some() {
+        return Err(config.unsupported("head_dim", "remove it"));
+    }
+    Ok(VitConfig {
+        images: images(config, 224, 16)?,
+        hidden,
+        intermediate: config.count_or("intermediate_size", 3072)?,
+        layers: config.count_or("num_hidden_layers", 12)?,
+        heads,
+        labels: labels(config, true)?,
+        activation: config.activation("hidden_act", Activation::Gelu)?,
+        qkv_bias: config.flag_or("qkv_bias", true)?,
+        hidden_dropout: config.probability_or("hidden_dropout_prob", 0.0)?,
+        attention_dropout: config.probability_or("attention_probs_dropout_prob", 0.0)?,
+    })
+}
+
+/// Images of this side, in patches of that, unless the config says otherwise.
+fn images(config: &Config<'_>, side: u64, patch: u64) -> Result<Images, FakeError> {
+    let (height, width) = sides(config, "image_size", side)?;
+    let patch = sides(config, "patch_size", patch)?;
+    if patch.0 > height || patch.1 > width {
+        let problem = format!("is {} × {}; images are {height} × {width}", patch.0, patch.1);
+        return Err(config.fault("patch_size", &problem));
+    }
+    Ok(Images { channels: config.count_or("num_channels", 3)?, height, width, patch })
+}
+
+/// A height and a width: one number for both, or a list of two.
+fn sides(config: &Config<'_>, field: &str, default: u64) -> Result<(u64, u64), FakeError> {
+    let Some(Value::Array(list)) = config.get(field) else {
+        let side = config.count_or(field, default)?;
+        return Ok((side, side));
+    };
+    match list.iter().map(|side| side.as_u64().filter(|side| *side > 0)).collect::<Option<Vec<u64>>>().as_deref() {
+        Some([height, width]) => Ok((*height, *width)),
+        _ => Err(config.fault(field, "must be a whole number of at least 1, or a list of two")),
+    }
 }
 
 fn padding(config: &Config<'_>) -> Result<u64, FakeError> {

@@ -38,7 +38,7 @@ const ROPE_TYPES: [&str; 4] = ["default", "linear", "llama3", "yarn"];
 /// All model types that have a front end.
 fn supported() -> String {
     let decoders = DECODERS.iter().map(|(name, _)| *name);
-    ["gpt2", "gpt_neox", "bert", "roberta"].into_iter().chain(decoders).collect::<Vec<_>>().join(", ")
+    ["gpt2", "gpt_neox", "bert", "roberta", "vit"].into_iter().chain(decoders).collect::<Vec<_>>().join(", ")
 }
 
 /// What a config says that is not architecture.
@@ -66,6 +66,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
         ("gpt_neox", _) => gpt_neox(&config)?,
         ("bert", _) => Architecture::Network(Network::Bert(encoder::bert(&config, BertFamily::Bert)?)),
         ("roberta", _) => Architecture::Network(Network::Bert(encoder::bert(&config, BertFamily::Roberta)?)),
+        ("vit", _) => Architecture::Network(Network::Vit(encoder::vit(&config)?)),
         (_, Some((_, family))) => Architecture::Decoder(decoder::parse(&config, *family)?),
         (other, None) => {
             return Err(FakeError::UnsupportedFamily {

@@ -3,12 +3,15 @@
 
 mod bert;
 mod head;
+mod vit;
 
 use rematic_trace::{Dtype, StepTrace};
 
 use self::bert::Bert;
 pub(super) use self::bert::{BertConfig, BertFamily};
 pub(super) use self::head::Head;
+use self::vit::Vit;
+pub(super) use self::vit::{Images, VitConfig};
 use super::loss_of;
 use crate::AttentionKernel;
 use crate::error::FakeError;
@@ -19,6 +22,7 @@ use crate::tape::Tape;
 #[derive(Clone, Debug)]
 pub(super) enum Network {
     Bert(BertConfig),
+    Vit(VitConfig),
 }
 
 /// The step that a network is trained with.
@@ -34,12 +38,14 @@ impl Network {
     pub(super) fn layers(&self) -> u64 {
         match self {
             Network::Bert(bert) => bert.layers,
+            Network::Vit(vit) => vit.layers,
         }
     }
 
     pub(super) fn set_layers(&mut self, layers: u64) {
         match self {
             Network::Bert(bert) => bert.layers = layers,
+            Network::Vit(vit) => vit.layers = layers,
         }
     }
 
@@ -48,6 +54,7 @@ impl Network {
             Network::Bert(bert) => {
                 (bert.hidden_dropout, bert.attention_dropout, bert.classifier_dropout) = (dropout, dropout, dropout);
             }
+            Network::Vit(vit) => (vit.hidden_dropout, vit.attention_dropout) = (dropout, dropout),
         }
     }
 
@@ -55,6 +62,7 @@ impl Network {
     pub(super) fn longest_text(&self) -> Option<u64> {
         match self {
             Network::Bert(bert) => Some(bert.positions.saturating_sub(bert.offset)),
+            Network::Vit(_) => None,
         }
     }
 
@@ -62,6 +70,7 @@ impl Network {
     pub(super) fn reads_text(&self) -> bool {
         match self {
             Network::Bert(_) => true,
+            Network::Vit(_) => false,
         }
     }
 
@@ -69,6 +78,9 @@ impl Network {
     pub(super) fn describe(&self, tape: &Tape, seq: u64) {
         let (class, given, loss) = match self {
             Network::Bert(bert) => (bert.class(), format!("text of {seq} tokens"), bert.head.loss()),
+            Network::Vit(vit) => {
+                ("ViTForImageClassification".to_owned(), vit.images.describe(), Head::SequenceClassification.loss())
+            }
         };
         tape.fact("class", class);
         tape.fact("given", given);
@@ -91,6 +103,15 @@ impl Network {
                     let tokens = tokens();
                     let labels = Bert::labels(tape, config, &tokens);
                     (tokens, labels)
+                });
+                let given: Vec<_> = given.collect();
+                step()?.run_each(|batch| model.forward(&given[batch].0, &given[batch].1), loss_of)
+            }
+            Network::Vit(config) => {
+                let model = Vit::new(tape, config, shape.dtype, shape.kernel);
+                let given = batches.map(|_| {
+                    let images = config.images.input(tape, shape.batch, shape.dtype);
+                    (images, tape.input(Dtype::I64, &[shape.batch]))
                 });
                 let given: Vec<_> = given.collect();
                 step()?.run_each(|batch| model.forward(&given[batch].0, &given[batch].1), loss_of)
