@@ -67,10 +67,27 @@ def vision(first: dict[str, Any], second: dict[str, Any], third: dict[str, Any])
     return [Case("vit", own, dtype, batch, None) for own, dtype, batch in zip(fields, ("bf16", "fp32", "fp16"), (2, 3, 1), strict=True)]
 
 
+def answers(first: dict[str, Any], second: dict[str, Any], third: dict[str, Any]) -> list[Case]:
+    """T5's names for sizes; the second has a decoder that is not as deep as its encoder, and heads that do not add up."""
+    sizes = [
+        {"vocab_size": 512, "d_model": 64, "d_kv": 16, "d_ff": 176, "num_layers": 2, "num_heads": 4},
+        {"vocab_size": 1001, "d_model": 60, "d_ff": 77, "num_layers": 3},
+        {"vocab_size": 97, "d_model": 48, "d_kv": 16, "d_ff": 33, "num_layers": 1, "num_heads": 3},
+    ]
+    fields = [size | own for size, own in zip(sizes, (first, second, third), strict=True)]
+    steps = (("bf16", 2, 64), ("fp32", 3, 33), ("fp16", 1, 31))
+    return [Case("t5", own, *step) for own, step in zip(fields, steps, strict=True)]
+
+
 ONLY_TEXT = ("vocab_size", "max_position_embeddings")
 CASES = [
     *heads("Bert", {}),
     *heads("Roberta", {"pad_token_id": 1}),
+    *answers(
+        {},
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 2, "num_heads": 3, "d_kv": 10},
+        {"dropout_rate": 0.0, "relative_attention_num_buckets": 8},
+    ),
     *vision({}, {"num_labels": 1001, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}, {"qkv_bias": False}),
 ]
 

@@ -24,11 +24,6 @@ impl PatchConvolution {
         PatchConvolution { scope, weight, bias }
     }
 
-    /// Its weight.
-    pub(crate) fn weight(&self) -> &Tensor {
-        &self.weight
-    }
-
     /// Runs the layer.
     pub(crate) fn forward(&self, images: &Tensor) -> Tensor {
         self.scope.call(&[images], || images.convolve_patches(&self.weight, self.bias.as_ref()))

@@ -151,6 +151,13 @@ impl Embedding {
         Embedding { scope, weight, scale: None }
     }
 
+    /// A table that is another module's parameter.
+    pub(crate) fn tied(parent: &Scope, name: &str, weight: &Tensor) -> Self {
+        let scope = parent.child(name, "Embedding");
+        scope.tie("weight", weight);
+        Embedding { scope, weight: weight.clone(), scale: None }
+    }
+
     /// `count` vectors of `width` that are scaled after they are looked up, as Gemma's are; `class` is the Python class.
     pub(crate) fn scaled(parent: &Scope, name: &str, class: &str, count: u64, width: u64) -> Self {
         let scope = parent.child(name, class);

@@ -129,6 +129,22 @@ impl Tensor {
         layout
     }
 
+    /// The dimensions in another order: where each one was.
+    pub(crate) fn permute(&self, order: &[usize]) -> Tensor {
+        let own = self.layout();
+        if order.len() != own.shape.len() || order.iter().any(|&dim| dim >= own.shape.len()) {
+            let _ = self.misfit("permute.default", "every dimension must be named once");
+            return self.clone();
+        }
+        let pick = |from: &[u64]| order.iter().map(|&dim| from[dim]).collect();
+        let layout = Layout { dtype: own.dtype, shape: pick(&own.shape), strides: pick(&own.strides) };
+        let mut back = vec![0; order.len()];
+        for (place, &dim) in order.iter().enumerate() {
+            back[dim] = place;
+        }
+        self.viewed("permute.default", layout, move |gradient| gradient.permute(&back))
+    }
+
     /// A new dimension of extent 1 at `dim`.
     #[must_use]
     pub fn unsqueeze(&self, dim: isize) -> Tensor {

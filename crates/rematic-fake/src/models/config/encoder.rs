@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::Config;
 use crate::error::FakeError;
 use crate::models::causal_lm::Activation;
-use crate::models::encoder::{BertConfig, BertFamily, Head, Images, VitConfig};
+use crate::models::encoder::{BertConfig, BertFamily, Head, Images, T5Config, VitConfig};
 
 pub(super) fn bert(config: &Config<'_>, family: BertFamily) -> Result<BertConfig, FakeError> {
     for flag in ["is_decoder", "add_cross_attention", "is_encoder_decoder"] {
@@ -72,6 +72,43 @@ pub(super) fn vit(config: &Config<'_>) -> Result<VitConfig, FakeError> {
         qkv_bias: config.flag_or("qkv_bias", true)?,
         hidden_dropout: config.probability_or("hidden_dropout_prob", 0.0)?,
         attention_dropout: config.probability_or("attention_probs_dropout_prob", 0.0)?,
+    })
+}
+
+pub(super) fn t5(config: &Config<'_>) -> Result<T5Config, FakeError> {
+    if !config.flag_or("is_encoder_decoder", true)? {
+        return Err(config.unsupported("is_encoder_decoder false", "remove it"));
+    }
+    // The second is what the first was called.
+    let known = ["T5ForConditionalGeneration", "T5WithLMHeadModel"].map(|class| (class.to_owned(), ()));
+    head(config, "T5", &known)?;
+    if config.fields.get("pad_token_id").is_some_and(Value::is_null) {
+        return Err(config.fault("pad_token_id", "is null; it fills what is left out of an answer"));
+    }
+    let kind = config.text("feed_forward_proj")?.unwrap_or("relu");
+    let (gated, name) = match kind.split_once('-') {
+        None => (false, kind),
+        Some(("gated", "gelu")) => (true, "gelu_new"),
+        Some(("gated", name)) if !name.contains('-') => (true, name),
+        Some(_) => {
+            let problem = format!("is `{kind}`; it must be an activation, or `gated-` and one");
+            return Err(config.fault("feed_forward_proj", &problem));
+        }
+    };
+    let layers = config.count_named_or(&["num_layers", "num_hidden_layers"], 6)?;
+    Ok(T5Config {
+        vocab: config.count_or("vocab_size", 32_128)?,
+        hidden: config.count_named_or(&["d_model", "hidden_size"], 512)?,
+        head_dim: config.count_named_or(&["d_kv", "head_dim"], 64)?,
+        intermediate: config.count_or("d_ff", 2048)?,
+        layers,
+        decoder_layers: config.count_or("num_decoder_layers", layers)?,
+        heads: config.count_named_or(&["num_heads", "num_attention_heads"], 8)?,
+        buckets: config.count_or("relative_attention_num_buckets", 32)?,
+        activation: config.activation_named("feed_forward_proj", name)?,
+        gated,
+        scaled: config.flag_or("tie_word_embeddings", true)?,
+        dropout: config.probability_or("dropout_rate", 0.1)?,
     })
 }
 

@@ -91,7 +91,6 @@ pub(super) fn classified(logits: &Tensor, labels: &Tensor) -> Tensor {
 
 /// The head for masked tokens: its last layer is the table of tokens.
 pub(super) struct MaskedLm {
-    family: BertFamily,
     outer: Option<Scope>,
     scope: Scope,
     transform: Option<Scope>,
@@ -103,14 +102,14 @@ pub(super) struct MaskedLm {
 
 impl MaskedLm {
     fn new(parent: &Scope, config: &BertConfig, table: &Tensor) -> Self {
-        let (family, hidden) = (config.family, config.hidden);
-        if family == BertFamily::Roberta {
+        let hidden = config.hidden;
+        if config.family == BertFamily::Roberta {
             let scope = parent.child("lm_head", "RobertaLMHead");
             let bias = scope.parameter("bias", &[config.vocab]);
             let dense = Linear::new(&scope, "dense", hidden, hidden, true);
             let norm = LayerNorm::new(&scope, "layer_norm", hidden);
             let decoder = Linear::tied_with(&scope, "decoder", table, &bias);
-            return MaskedLm { family, outer: None, scope, transform: None, dense, act: None, norm, decoder };
+            return MaskedLm { outer: None, scope, transform: None, dense, act: None, norm, decoder };
         }
         let outer = parent.child("cls", "BertOnlyMLMHead");
         let scope = outer.child("predictions", "BertLMPredictionHead");
@@ -121,7 +120,7 @@ impl MaskedLm {
         let norm = LayerNorm::new(&transform, "LayerNorm", hidden);
         let decoder = Linear::tied_with(&scope, "decoder", table, &bias);
         let (outer, transform, act) = (Some(outer), Some(transform), Some(act));
-        MaskedLm { family, outer, scope, transform, dense, act, norm, decoder }
+        MaskedLm { outer, scope, transform, dense, act, norm, decoder }
     }
 
     fn forward(&self, hidden: &Tensor) -> Tensor {
@@ -148,7 +147,6 @@ impl MaskedLm {
             Some((scope, activation)) => activation.forward(scope, &hidden),
             None => hidden.gelu(),
         };
-        debug_assert_eq!(self.act.is_none(), self.family == BertFamily::Roberta);
         hidden = self.norm.forward(&hidden);
         hidden
     }

@@ -3,6 +3,7 @@
 
 mod bert;
 mod head;
+mod t5;
 mod vit;
 
 use rematic_trace::{Dtype, StepTrace};
@@ -10,6 +11,8 @@ use rematic_trace::{Dtype, StepTrace};
 use self::bert::Bert;
 pub(super) use self::bert::{BertConfig, BertFamily};
 pub(super) use self::head::Head;
+use self::t5::T5;
+pub(super) use self::t5::T5Config;
 use self::vit::Vit;
 pub(super) use self::vit::{Images, VitConfig};
 use super::loss_of;
@@ -17,12 +20,14 @@ use crate::AttentionKernel;
 use crate::error::FakeError;
 use crate::step::Step;
 use crate::tape::Tape;
+use crate::tensor::Tensor;
 
 /// The networks.
 #[derive(Clone, Debug)]
 pub(super) enum Network {
     Bert(BertConfig),
     Vit(VitConfig),
+    T5(T5Config),
 }
 
 /// The step that a network is trained with.
@@ -39,6 +44,7 @@ impl Network {
         match self {
             Network::Bert(bert) => bert.layers,
             Network::Vit(vit) => vit.layers,
+            Network::T5(t5) => t5.layers.max(t5.decoder_layers),
         }
     }
 
@@ -46,6 +52,7 @@ impl Network {
         match self {
             Network::Bert(bert) => bert.layers = layers,
             Network::Vit(vit) => vit.layers = layers,
+            Network::T5(t5) => (t5.layers, t5.decoder_layers) = (layers, layers),
         }
     }
 
@@ -55,6 +62,7 @@ impl Network {
                 (bert.hidden_dropout, bert.attention_dropout, bert.classifier_dropout) = (dropout, dropout, dropout);
             }
             Network::Vit(vit) => (vit.hidden_dropout, vit.attention_dropout) = (dropout, dropout),
+            Network::T5(t5) => t5.dropout = dropout,
         }
     }
 
@@ -62,14 +70,14 @@ impl Network {
     pub(super) fn longest_text(&self) -> Option<u64> {
         match self {
             Network::Bert(bert) => Some(bert.positions.saturating_sub(bert.offset)),
-            Network::Vit(_) => None,
+            Network::Vit(_) | Network::T5(_) => None,
         }
     }
 
     /// Whether it reads text, which has a length.
     pub(super) fn reads_text(&self) -> bool {
         match self {
-            Network::Bert(_) => true,
+            Network::Bert(_) | Network::T5(_) => true,
             Network::Vit(_) => false,
         }
     }
@@ -80,6 +88,9 @@ impl Network {
             Network::Bert(bert) => (bert.class(), format!("text of {seq} tokens"), bert.head.loss()),
             Network::Vit(vit) => {
                 ("ViTForImageClassification".to_owned(), vit.images.describe(), Head::SequenceClassification.loss())
+            }
+            Network::T5(_) => {
+                ("T5ForConditionalGeneration".to_owned(), format!("text of {seq} tokens"), "the answer's tokens")
             }
         };
         tape.fact("class", class);
@@ -106,6 +117,12 @@ impl Network {
                 });
                 let given: Vec<_> = given.collect();
                 step()?.run_each(|batch| model.forward(&given[batch].0, &given[batch].1), loss_of)
+            }
+            Network::T5(config) => {
+                let model = T5::new(tape, config, shape.dtype, shape.kernel);
+                let given: Vec<_> = batches.map(|_| (tokens(), tokens())).collect();
+                let forward = |batch: usize| model.forward(&given[batch].0, &given[batch].1);
+                step()?.run_each(forward, |outputs: &Vec<Tensor>| outputs[0].clone())
             }
             Network::Vit(config) => {
                 let model = Vit::new(tape, config, shape.dtype, shape.kernel);
