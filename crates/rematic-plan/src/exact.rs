@@ -144,7 +144,7 @@ pub(crate) fn solve(problem: &Problem, budget: u64, tightening: &Tightening, mut
 ///
 /// The highest ceiling decides most. Regions around it would excuse it while they run; they are few, contain each other, and so
 /// exclude each other: one case is without them, and one with each of them alone.
-fn cases(problem: &Problem) -> impl Iterator<Item = Vec<bool>> {
+pub(crate) fn cases(problem: &Problem) -> impl Iterator<Item = Vec<bool>> {
     let around = around_highest(problem);
     let alone: Vec<Option<usize>> = std::iter::once(None).chain(around.iter().copied().map(Some)).collect();
     alone.into_iter().map(move |with| {

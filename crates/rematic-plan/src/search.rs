@@ -17,6 +17,8 @@ mod bound;
 mod draft;
 mod heights;
 mod lives;
+mod prices;
+mod proof;
 mod refill;
 
 pub(crate) use annealing::{Goal, Search};
