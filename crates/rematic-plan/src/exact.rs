@@ -122,6 +122,13 @@ pub(crate) fn is_feasible(problem: &Problem, budget: u64) -> bool {
     cases(problem).any(|usable| Case::new(problem, budget, &tightening, usable).is_feasible())
 }
 
+/// Which nodes may be chosen within a budget, case by case: every plan within it is one of a case.
+pub(crate) fn usable(problem: &Problem, budget: u64) -> Vec<Vec<bool>> {
+    let tightening = Tightening::none(problem, Pricing::Low);
+    let cases = cases(problem).map(|usable| Case::new(problem, budget, &tightening, usable));
+    cases.filter(Case::is_feasible).map(|case| case.usable).collect()
+}
+
 /// Solves the relaxation for a budget; only roughly if that is enough. `None` if even dropping everything is not enough.
 pub(crate) fn solve(problem: &Problem, budget: u64, tightening: &Tightening, mut rough: bool) -> Option<Relaxed> {
     let mut best: Option<Relaxed> = None;
@@ -144,7 +151,7 @@ pub(crate) fn solve(problem: &Problem, budget: u64, tightening: &Tightening, mut
 ///
 /// The highest ceiling decides most. Regions around it would excuse it while they run; they are few, contain each other, and so
 /// exclude each other: one case is without them, and one with each of them alone.
-pub(crate) fn cases(problem: &Problem) -> impl Iterator<Item = Vec<bool>> {
+fn cases(problem: &Problem) -> impl Iterator<Item = Vec<bool>> {
     let around = around_highest(problem);
     let alone: Vec<Option<usize>> = std::iter::once(None).chain(around.iter().copied().map(Some)).collect();
     alone.into_iter().map(move |with| {

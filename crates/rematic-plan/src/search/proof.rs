@@ -103,27 +103,28 @@ struct Proof<'a> {
 
 impl Bound {
     /// A time that no plan within the budget takes less than, at least that of the prices and at most `known`, that of a plan
-    /// within it; with so much work.
+    /// within it. What is not above `bound` is known already.
     pub(crate) fn prove(
         &self,
         problem: &Problem,
         usable: &[bool],
         budget: Bytes,
         prices: &Prices,
-        known: f64,
+        (bound, known): (f64, f64),
         most_work: usize,
     ) -> Proven {
         let mut proof = Proof::new(self, problem, usable, budget.0 as f64, &prices.of);
         let mut proven = Proven { bound: prices.bound, plans: Vec::new() };
         for part in PARTS {
             let target = prices.bound + part * (known - prices.bound);
-            // More is more work: little is asked for first.
-            if target <= proven.bound {
+            if target <= proven.bound.max(bound) {
                 continue;
             }
-            match proof.search(target, most_work, &mut proven) {
-                Some(bound) => proven.bound = proven.bound.max(bound),
-                None => break,
+            // More is more work: little is asked for first.
+            let Some(shown) = proof.search(target, most_work, &mut proven) else { break };
+            proven.bound = proven.bound.max(shown);
+            if shown < target {
+                break;
             }
         }
         proven
