@@ -145,14 +145,13 @@ impl Recipe {
 
     /// What a model that several ranks share does not take.
     pub(super) fn check_shared(&self) -> Result<(), FakeError> {
-        match self.given().filter(|option| *option != Opt(ACCUMULATE)) {
-            Some(option) => Err(out_of_range(
-                option.0,
-                "given",
-                &format!("it is not known together with {}; leave one of the two out", Opt("tp")),
-            )),
-            None => Ok(()),
-        }
+        let Some(option) = self.given().filter(|option| *option != Opt(ACCUMULATE)) else { return Ok(()) };
+        let instead = if self.autocast.is_some() {
+            format!("add {}, which has its own rule for mixed precision, or train in bf16", Opt("fsdp"))
+        } else {
+            format!("take {} alone, or capture the parallel model in Python", Opt("fsdp"))
+        };
+        Err(out_of_range(option.0, "given", &format!("it is not known together with {}; {instead}", Opt("tp"))))
     }
 
     /// Notes it on the tape of a step, before the model is made.
