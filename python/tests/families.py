@@ -94,5 +94,17 @@ CASES = [
             "sliding_window": 16, "attention_bias": True,
         },
     ),
+    *three(
+        "gpt_oss",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 32, "sliding_window": 16, "intermediate_size": 40},
+        {
+            "num_local_experts": 4, "num_experts_per_tok": 1, "head_dim": 10, "sliding_window": 128, "attention_bias": False,
+            "intermediate_size": 36,
+        },
+        {
+            "num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 9, "intermediate_size": 24,
+            "tie_word_embeddings": True, "attention_dropout": 0.1, "layer_types": ["full_attention"],
+        },
+    ),
 ]  # fmt: skip
 NAMES = [f"{case.kind}-{case.dtype}" for case in CASES]

@@ -313,11 +313,9 @@ impl Model {
                 if let Some(group) = decoder.group {
                     sharing::check(&self.name, decoder, group, self.seq)?;
                 }
-                if decoder.computes_attention_plainly() && self.attention != AttentionKernel::Auto {
-                    let rule = format!(
-                        "{} computes attention with plain operators (soft-capping); drop the option",
-                        self.name
-                    );
+                if let Some(what) = decoder.beyond_kernels().filter(|_| self.attention != AttentionKernel::Auto) {
+                    let rule =
+                        format!("{} computes attention with plain operators ({what}); drop the option", self.name);
                     return Err(out_of_range("attention", self.attention, &rule));
                 }
                 decoder.layers

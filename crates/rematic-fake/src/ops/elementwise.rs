@@ -314,6 +314,30 @@ impl Tensor {
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
+    /// Keeps every element at most at a number; and at least at another, if it is `both`.
+    pub(crate) fn clamp(&self, both: bool) -> Tensor {
+        self.unary("clamp.default", vec![Slot::Input(self)], move |gradients| {
+            let (gradient, input) = (gradients.output(), &gradients.saved[0]);
+            let zero = {
+                let layout = Layout::contiguous(gradient.dtype(), &[]);
+                gradients.tape.launch_one(Kernel::new("scalar_tensor.default", &[], vec![Out::New(layout)]))
+            };
+            let within = input.map_to(if both { "gt.Scalar" } else { "lt.Scalar" }, Dtype::Bool);
+            if both {
+                let below = input.map_to("lt.Scalar", Dtype::Bool);
+                within.change("logical_and_.default", &[&below]);
+                return gradient.where_or(&within, &zero);
+            }
+            gradient.where_or(&within, &zero)
+        })
+    }
+
+    /// The tensor where a condition is true, another elsewhere; not differentiated.
+    fn where_or(&self, condition: &Tensor, other: &Tensor) -> Tensor {
+        let out = condition.elementwise("where.self", &[self], self.dtype());
+        self.tape().launch_one(Kernel::new("where.self", &[condition, self, other], vec![out]))
+    }
+
     /// Keeps every element between two numbers that are tensors.
     pub(crate) fn clamp_between(&self, least: &Tensor, most: &Tensor) -> Tensor {
         let out = self.elementwise("clamp.Tensor", &[], self.dtype());

@@ -61,7 +61,7 @@ pub(super) fn parse(config: &Config<'_>, family: Family) -> Result<DecoderConfig
 fn refuse(config: &Config<'_>, family: Family) -> Result<(), FakeError> {
     let flags: &[&str] = match family {
         Family::Gemma | Family::Gemma2 | Family::Gemma3 => &["use_bidirectional_attention"],
-        Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe => &["output_router_logits"],
+        Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe | Family::GptOss => &["output_router_logits"],
         _ => &[],
     };
     for flag in flags {
@@ -78,7 +78,7 @@ fn refuse(config: &Config<'_>, family: Family) -> Result<(), FakeError> {
 fn heads(config: &Config<'_>, family: Family, hidden: u64) -> Result<(u64, u64, u64), FakeError> {
     let heads = config.count("num_attention_heads")?;
     let default_key_heads = match family {
-        Family::Mistral | Family::Mixtral => 8,
+        Family::Mistral | Family::Mixtral | Family::GptOss => 8,
         Family::Gemma => 16,
         Family::Gemma2 | Family::Gemma3 | Family::Qwen3Moe => 4,
         Family::Qwen2Moe => 16,
@@ -88,6 +88,7 @@ fn heads(config: &Config<'_>, family: Family, hidden: u64) -> Result<(u64, u64, 
     config.divides(("num_key_value_heads", key_heads), ("num_attention_heads", heads))?;
     let fixed = match family {
         Family::Qwen3 => Some(128),
+        Family::GptOss => Some(64),
         Family::Gemma | Family::Gemma2 | Family::Gemma3 => Some(256),
         _ => None,
     };
@@ -110,7 +111,7 @@ fn biases(config: &Config<'_>, family: Family) -> Result<(bool, bool), FakeError
         Family::Qwen2 => (true, false),
         Family::Qwen2Moe => (config.flag_or("qkv_bias", true)?, false),
         _ => {
-            let both = config.flag_or("attention_bias", false)?;
+            let both = config.flag_or("attention_bias", family == Family::GptOss)?;
             (both, both)
         }
     })
@@ -154,6 +155,10 @@ fn experts(config: &Config<'_>, family: Family) -> Result<Option<ExpertsConfig>,
         Family::Mixtral => (config.count_or("num_local_experts", 8)?, (2, config.count("intermediate_size")?)),
         Family::Qwen2Moe => (config.count_or("num_experts", 60)?, (4, 1408)),
         Family::Qwen3Moe => (config.count_named_or(&["num_experts", "num_local_experts"], 128)?, (8, 768)),
+        Family::GptOss => (
+            config.count_named_or(&["num_local_experts", "num_experts"], 128)?,
+            (4, config.count("intermediate_size")?),
+        ),
         _ => return Ok(None),
     };
     let chosen = config.count_or("num_experts_per_tok", defaults.0)?;
@@ -161,7 +166,7 @@ fn experts(config: &Config<'_>, family: Family) -> Result<Option<ExpertsConfig>,
         let problem = format!("is {chosen}, but there are {count} experts");
         return Err(config.fault("num_experts_per_tok", &problem));
     }
-    let is_qwen = family != Family::Mixtral;
+    let is_qwen = matches!(family, Family::Qwen2Moe | Family::Qwen3Moe);
     let dense = match config.get("mlp_only_layers") {
         Some(value) if is_qwen => {
             let list = value.as_array().map(|list| list.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>());
@@ -190,22 +195,23 @@ fn window(config: &Config<'_>, family: Family, layers: u64) -> Result<Option<Win
         Family::Llama | Family::Gemma | Family::Olmo2 | Family::Granite | Family::Cohere => false,
         Family::Mistral => true,
         Family::Phi3 | Family::Mixtral => is_given,
-        Family::Gemma2 | Family::Gemma3 => true,
+        Family::Gemma2 | Family::Gemma3 | Family::GptOss => true,
         Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe | Family::Qwen3Moe => {
             config.flag_or("use_sliding_window", false)?
         }
     };
     let is_null = config.fields.get("sliding_window").is_some_and(Value::is_null);
-    if is_null && matches!(family, Family::Gemma2 | Family::Gemma3) {
+    if is_null && matches!(family, Family::Gemma2 | Family::Gemma3 | Family::GptOss) {
         return Err(config.fault("sliding_window", "is null; this family has layers with a window"));
     }
     if family == Family::Qwen2Moe && !in_force {
         // The mask of a window of no width is made all the same, and no layer takes it.
         return Ok(Some(Window { size: 0, layers: WindowLayers::Listed(vec![false]) }));
     }
-    let size = if !in_force || is_null { None } else { Some(config.count_or("sliding_window", 4096)?) };
+    let default = if family == Family::GptOss { 128 } else { 4096 };
+    let size = if !in_force || is_null { None } else { Some(config.count_or("sliding_window", default)?) };
     let layers = match family {
-        Family::Qwen2 | Family::Qwen3 | Family::Gemma2 | Family::Gemma3 | Family::Qwen2Moe => {
+        Family::Qwen2 | Family::Qwen3 | Family::Gemma2 | Family::Gemma3 | Family::Qwen2Moe | Family::GptOss => {
             match config.layer_types(layers)? {
                 Some(listed) if size.is_none() && listed.contains(&true) => {
                     let problem =
@@ -224,7 +230,7 @@ fn window(config: &Config<'_>, family: Family, layers: u64) -> Result<Option<Win
 /// The layers with a window, where the config does not list them.
 fn default_layers(config: &Config<'_>, family: Family) -> Result<WindowLayers, FakeError> {
     Ok(match family {
-        Family::Gemma2 => WindowLayers::AllBut { every: 2 },
+        Family::Gemma2 | Family::GptOss => WindowLayers::AllBut { every: 2 },
         Family::Gemma3 => WindowLayers::AllBut { every: config.count_or("sliding_window_pattern", 6)? },
         Family::Qwen2Moe => WindowLayers::EvenBelow(config.whole_or("max_window_layers", 28)?),
         _ => WindowLayers::From(config.whole_or("max_window_layers", 28)?),

@@ -15,7 +15,7 @@ use super::gpt2::Gpt2Config;
 use crate::error::FakeError;
 
 /// The decoders that have a front end, by `model_type`.
-const DECODERS: [(&str, Family); 14] = [
+const DECODERS: [(&str, Family); 15] = [
     ("llama", Family::Llama),
     ("mistral", Family::Mistral),
     ("qwen2", Family::Qwen2),
@@ -30,6 +30,7 @@ const DECODERS: [(&str, Family); 14] = [
     ("mixtral", Family::Mixtral),
     ("qwen2_moe", Family::Qwen2Moe),
     ("qwen3_moe", Family::Qwen3Moe),
+    ("gpt_oss", Family::GptOss),
 ];
 
 /// Rotary embeddings of these types differ only in their frequencies, not in what runs.

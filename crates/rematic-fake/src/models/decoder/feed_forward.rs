@@ -25,11 +25,19 @@ impl FeedForward {
         }
     }
 
+    /// The same, with the shares of the experts, where the module returns them too.
+    pub(super) fn forward_with_shares(&self, input: &Tensor) -> (Tensor, Option<Tensor>) {
+        match self {
+            FeedForward::Experts(block) => block.forward(input),
+            _ => (self.forward(input), None),
+        }
+    }
+
     pub(super) fn forward(&self, input: &Tensor) -> Tensor {
         match self {
             FeedForward::Gated(mlp) => mlp.forward(input),
             FeedForward::Fused(mlp) => mlp.forward(input),
-            FeedForward::Experts(block) => block.forward(input),
+            FeedForward::Experts(block) => block.forward(input).0,
         }
     }
 }

@@ -77,14 +77,20 @@ impl DecoderLayer {
         let mut residual = input.clone();
         let mut hidden = first.forward_part(input, self.group);
         let attended = self.self_attn.forward(&hidden, keywords);
-        // The weights are a variable of their own, which nobody looks at.
-        let _weights = attended.weights;
+        // A variable that nobody looks at: the weights, until there are shares of experts.
+        let mut unused = attended.weights;
         hidden = attended.output;
         hidden = self.added(&residual, hidden, true);
         residual = hidden.clone();
         hidden = second.forward_part(&hidden, self.group);
-        hidden = self.mlp.forward(&hidden);
-        self.added(&residual, hidden, false)
+        let fed = self.mlp.forward_with_shares(&hidden);
+        hidden = fed.0;
+        if fed.1.is_some() {
+            unused = fed.1;
+        }
+        let output = self.added(&residual, hidden, false);
+        drop(unused);
+        output
     }
 
     /// The residual with what a part of the layer has made of it.

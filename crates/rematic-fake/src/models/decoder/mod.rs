@@ -6,6 +6,7 @@ mod feed_forward;
 mod layer;
 mod norm;
 mod rotary;
+mod router;
 
 use rematic_trace::Dtype;
 
@@ -39,6 +40,7 @@ pub(super) enum Family {
     Mixtral,
     Qwen2Moe,
     Qwen3Moe,
+    GptOss,
 }
 
 /// Which masks a model makes before its first layer.
@@ -70,6 +72,7 @@ impl Family {
             Family::Mixtral => "Mixtral",
             Family::Qwen2Moe => "Qwen2Moe",
             Family::Qwen3Moe => "Qwen3Moe",
+            Family::GptOss => "GptOss",
         }
     }
 
@@ -81,16 +84,23 @@ impl Family {
     /// The layers that PEFT gives adapters if it is not told which (`TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING` of 0.21).
     pub(super) fn lora_targets(self) -> &'static [&'static str] {
         match self {
-            Family::Phi3 | Family::Olmo2 | Family::Granite | Family::Cohere | Family::Qwen2Moe | Family::Qwen3Moe => {
-                &[]
-            }
+            Family::Phi3
+            | Family::Olmo2
+            | Family::Granite
+            | Family::Cohere
+            | Family::Qwen2Moe
+            | Family::Qwen3Moe
+            | Family::GptOss => &[],
             _ => &["q_proj", "v_proj"],
         }
     }
 
     /// Whether `rotary_emb` gets the position ids as a positional argument.
     fn positions_are_positional(self) -> bool {
-        matches!(self, Family::Qwen2 | Family::Qwen3 | Family::Gemma2 | Family::Gemma3 | Family::Qwen2Moe)
+        matches!(
+            self,
+            Family::Qwen2 | Family::Qwen3 | Family::Gemma2 | Family::Gemma3 | Family::Qwen2Moe | Family::GptOss
+        )
     }
 
     fn model_class(self) -> String {
@@ -100,7 +110,7 @@ impl Family {
     fn norm(self) -> NormKind {
         match self {
             Family::Gemma | Family::Gemma2 | Family::Gemma3 => NormKind::Shifted,
-            Family::Olmo2 => NormKind::Wide,
+            Family::Olmo2 | Family::GptOss => NormKind::Wide,
             Family::Cohere => NormKind::Centred,
             _ => NormKind::Plain,
         }
@@ -115,6 +125,7 @@ impl Family {
             Family::Phi3 => Rotation::Part,
             Family::Cohere => Rotation::Neighbours,
             Family::Olmo2 => Rotation::Wide,
+            Family::GptOss => Rotation::Chunks,
             _ => Rotation::Halves,
         }
     }
@@ -131,7 +142,7 @@ impl Family {
     fn masks(self) -> Masks {
         match self {
             Family::Mistral | Family::Phi3 | Family::Mixtral | Family::Qwen3Moe => Masks::Either,
-            Family::Gemma2 | Family::Gemma3 | Family::Qwen2Moe => Masks::Both,
+            Family::Gemma2 | Family::Gemma3 | Family::Qwen2Moe | Family::GptOss => Masks::Both,
             _ => Masks::AsNeeded,
         }
     }
@@ -199,9 +210,13 @@ impl DecoderConfig {
         self.group.map_or(extent, |group| group.share(extent))
     }
 
-    /// Whether attention runs no kernel of PyTorch's: soft-capping is in none.
-    pub(super) fn computes_attention_plainly(&self) -> bool {
-        self.family == Family::Gemma2
+    /// What no kernel of PyTorch's has, so that plain operators compute attention.
+    pub(super) fn beyond_kernels(&self) -> Option<&'static str> {
+        match self.family {
+            Family::Gemma2 => Some("soft-capping"),
+            Family::GptOss => Some("sinks"),
+            _ => None,
+        }
     }
 
     /// Whether there are layers that see all, and such with a window.
@@ -353,8 +368,14 @@ impl DecoderModel {
     /// The masks of layers that see all, and of those with a window.
     fn masks(&self, positions: &Tensor, embedded: &Tensor) -> (Option<Tensor>, Option<Tensor>) {
         let batch = embedded.size(0);
-        if self.family == Family::Gemma2 {
-            let mask = |windowed| causal_lm::eager_mask(positions, batch, windowed, embedded.dtype());
+        if matches!(self.family, Family::Gemma2 | Family::GptOss) {
+            let mask = |windowed| {
+                // Given to what makes the mask, or not.
+                if self.family == Family::Gemma2 {
+                    causal_lm::skip_causal_mask(positions, batch);
+                }
+                causal_lm::eager_mask(positions, batch, windowed, embedded.dtype())
+            };
             let full = mask(false);
             return (Some(full), Some(mask(true)));
         }
