@@ -66,7 +66,7 @@ pub(super) fn elementwise_layout(dtype: Dtype, inputs: &[&Layout]) -> Option<Lay
 }
 
 /// PyTorch's type promotion among the floating types that models use.
-fn promoted(left: Dtype, right: Dtype) -> Dtype {
+pub(super) fn promoted(left: Dtype, right: Dtype) -> Dtype {
     match (left.is_float(), right.is_float()) {
         (true, false) => left,
         (false, true) => right,
@@ -78,7 +78,7 @@ fn promoted(left: Dtype, right: Dtype) -> Dtype {
 }
 
 impl Tensor {
-    fn elementwise(&self, name: &'static str, others: &[&Tensor], dtype: Dtype) -> Out<'static> {
+    pub(super) fn elementwise(&self, name: &'static str, others: &[&Tensor], dtype: Dtype) -> Out<'static> {
         let mut layouts = vec![self.layout()];
         layouts.extend(others.iter().map(|tensor| tensor.layout()));
         Out::New(elementwise_layout(dtype, &layouts).unwrap_or_else(|| {
@@ -292,6 +292,17 @@ impl Tensor {
             vec![Some(gradients.output().zip("native_dropout_backward.default", &gradients.saved[0]))]
         });
         let derivative = Derivative { inputs: &[self], saves: vec![Slot::Auxiliary(1)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// A number where `mask` is true.
+    pub(crate) fn masked(&self, mask: &Tensor) -> Tensor {
+        let out = self.elementwise("masked_fill.Scalar", &[mask], self.dtype());
+        let kernel = Kernel::new("masked_fill.Scalar", &[self, mask], vec![out]);
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            vec![Some(gradients.output().zip("masked_fill.Scalar", &gradients.saved[0]))]
+        });
+        let derivative = Derivative { inputs: &[self], saves: vec![Slot::Input(mask)], backward };
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 

@@ -15,7 +15,7 @@ use super::gpt2::Gpt2Config;
 use crate::error::FakeError;
 
 /// The decoders that have a front end, by `model_type`.
-const DECODERS: [(&str, Family); 15] = [
+const DECODERS: [(&str, Family); 17] = [
     ("llama", Family::Llama),
     ("mistral", Family::Mistral),
     ("qwen2", Family::Qwen2),
@@ -31,6 +31,8 @@ const DECODERS: [(&str, Family); 15] = [
     ("qwen2_moe", Family::Qwen2Moe),
     ("qwen3_moe", Family::Qwen3Moe),
     ("gpt_oss", Family::GptOss),
+    ("deepseek_v2", Family::DeepseekV2),
+    ("deepseek_v3", Family::DeepseekV3),
 ];
 
 /// Rotary embeddings of these types differ only in their frequencies, not in what runs.

@@ -17,6 +17,8 @@ pub(in crate::models) struct ExpertsConfig {
     pub(in crate::models) chosen: u64,
     /// Width of one.
     pub(in crate::models) width: u64,
+    /// Groups of experts, of which a token goes to so many only.
+    pub(in crate::models) groups: Option<(u64, u64)>,
     /// Width of the one that all tokens go through, if there is one.
     pub(in crate::models) shared: Option<u64>,
     /// Whether the weights of a token's experts are made to add up to 1.
@@ -41,6 +43,35 @@ pub(super) struct SparseMoeBlock {
     experts: Experts,
     shared: Option<(Mlp, Linear)>,
     returns_shares: bool,
+}
+
+/// DeepSeek's: tokens go through some of many experts, and all of them through the shared ones.
+pub(super) struct SharedMoe {
+    scope: Scope,
+    experts: Experts,
+    gate: Router,
+    shared_experts: Mlp,
+}
+
+impl SharedMoe {
+    pub(super) fn new(parent: &Scope, config: &DecoderConfig, sizes: &ExpertsConfig) -> Self {
+        let class = if config.family == Family::DeepseekV2 { "Moe" } else { "MoE" };
+        let scope = parent.child("mlp", &format!("{}{class}", config.family.prefix()));
+        let experts = Experts::new(&scope, config, sizes);
+        let gate = Router::new(&scope, config, sizes);
+        let shared_experts = Mlp::new(&scope, "shared_experts", config, sizes.shared.unwrap_or(sizes.width));
+        SharedMoe { scope, experts, gate, shared_experts }
+    }
+
+    pub(super) fn forward(&self, input: &Tensor) -> Tensor {
+        self.scope.call(&[input], || {
+            let Routes { logits: _logits, weights, places } = self.gate.forward(input);
+            let tokens = input.view(&[input.size(0).saturating_mul(input.size(1)), input.size(2)]);
+            let output = self.experts.forward(&tokens, &places, &weights).view(input.shape());
+            let shared = self.shared_experts.forward(input);
+            output.add(&shared)
+        })
+    }
 }
 
 impl SparseMoeBlock {
@@ -81,7 +112,7 @@ impl SparseMoeBlock {
             if let Some(shared) = &weighted {
                 output = output.add(shared);
             }
-            let shares = self.returns_shares.then_some(weights);
+            let shares = self.returns_shares.then(|| weights.clone());
             [output.reshape(shape)].into_iter().chain(shares).collect::<Vec<Tensor>>()
         });
         let shares = (returned.len() > 1).then(|| returned.swap_remove(1));

@@ -3,6 +3,7 @@
 mod attention;
 mod experts;
 mod feed_forward;
+mod latent;
 mod layer;
 mod norm;
 mod rotary;
@@ -11,6 +12,7 @@ mod router;
 use rematic_trace::Dtype;
 
 pub(super) use self::experts::ExpertsConfig;
+pub(super) use self::latent::{LatentConfig, LatentRotation};
 use self::layer::{Arrangement, DecoderLayer};
 use self::norm::{Norm, NormKind};
 use self::rotary::Rotation;
@@ -41,6 +43,8 @@ pub(super) enum Family {
     Qwen2Moe,
     Qwen3Moe,
     GptOss,
+    DeepseekV2,
+    DeepseekV3,
 }
 
 /// Which masks a model makes before its first layer.
@@ -73,6 +77,8 @@ impl Family {
             Family::Qwen2Moe => "Qwen2Moe",
             Family::Qwen3Moe => "Qwen3Moe",
             Family::GptOss => "GptOss",
+            Family::DeepseekV2 => "DeepseekV2",
+            Family::DeepseekV3 => "DeepseekV3",
         }
     }
 
@@ -90,7 +96,9 @@ impl Family {
             | Family::Cohere
             | Family::Qwen2Moe
             | Family::Qwen3Moe
-            | Family::GptOss => &[],
+            | Family::GptOss
+            | Family::DeepseekV2
+            | Family::DeepseekV3 => &[],
             _ => &["q_proj", "v_proj"],
         }
     }
@@ -99,7 +107,14 @@ impl Family {
     fn positions_are_positional(self) -> bool {
         matches!(
             self,
-            Family::Qwen2 | Family::Qwen3 | Family::Gemma2 | Family::Gemma3 | Family::Qwen2Moe | Family::GptOss
+            Family::Qwen2
+                | Family::Qwen3
+                | Family::Gemma2
+                | Family::Gemma3
+                | Family::Qwen2Moe
+                | Family::GptOss
+                | Family::DeepseekV2
+                | Family::DeepseekV3
         )
     }
 
@@ -126,6 +141,7 @@ impl Family {
             Family::Cohere => Rotation::Neighbours,
             Family::Olmo2 => Rotation::Wide,
             Family::GptOss => Rotation::Chunks,
+            Family::DeepseekV2 => Rotation::Complex,
             _ => Rotation::Halves,
         }
     }
@@ -195,6 +211,8 @@ pub(super) struct DecoderConfig {
     pub(super) logits: LogitScale,
     pub(super) window: Option<Window>,
     pub(super) experts: Option<ExpertsConfig>,
+    /// Attention on latent vectors, if it is.
+    pub(super) latent: Option<LatentConfig>,
     /// The ranks that share the model, if several do.
     pub(super) group: Option<TensorParallel>,
 }
@@ -396,8 +414,10 @@ struct Keywords<'a> {
 
 impl<'a> Keywords<'a> {
     fn tensors(&self) -> Vec<&'a Tensor> {
-        let always = [&self.rotary.0, &self.rotary.1, self.positions];
-        always.into_iter().chain(self.mask).collect()
+        // Complex numbers are one tensor.
+        let second = Some(&self.rotary.1).filter(|second| second.storage() != self.rotary.0.storage());
+        let always = [&self.rotary.0].into_iter().chain(second).chain([self.positions]);
+        always.chain(self.mask).collect()
     }
 }
 

@@ -19,6 +19,8 @@ pub(super) enum Rotation {
     Wide,
     /// The two halves as tensors of their own, with one angle for both.
     Chunks,
+    /// As complex numbers.
+    Complex,
 }
 
 /// The module that makes cosines and sines of positions.
@@ -73,9 +75,14 @@ impl RotaryEmbedding {
                     };
                     numbers.mul(frequencies)
                 };
+                if self.rotation == Rotation::Complex {
+                    let mut numbers = angles.polar();
+                    numbers = numbers.mul_scalar();
+                    return (numbers.clone(), numbers);
+                }
                 let doubled = match self.rotation {
                     Rotation::Neighbours => angles.repeat_each(2),
-                    Rotation::Chunks => angles.clone(),
+                    Rotation::Chunks | Rotation::Complex => angles.clone(),
                     Rotation::Halves | Rotation::Part | Rotation::Wide => Tensor::cat(tape, &[&angles, &angles], -1),
                 };
                 let cosines = {
