@@ -117,6 +117,16 @@ impl Recipe {
                 &format!("the loss of {name} is the sum of its output; leave it out"),
             ));
         }
+        if self.loss == Some(LossKind::Chunked) && matches!(architecture, Architecture::Network(_)) {
+            let rule = format!("rematic.chunked_loss is for causal language models, and {name} is none; leave it out");
+            return Err(out_of_range(LOSS, CHUNKED, &rule));
+        }
+        if self.lora.is_some() && matches!(architecture, Architecture::Network(_)) {
+            let rule = format!(
+                "adapters are known for causal language models, and {name} is none; capture the model with its adapters in Python"
+            );
+            return Err(out_of_range(LORA, self.lora.as_ref().map_or(0, |lora| lora.rank), &rule));
+        }
         if self.loss == Some(LossKind::Chunked) && architecture.scales_logits() {
             let rule = format!("{name} scales its logits, which rematic.chunked_loss does not; leave it out");
             return Err(out_of_range(LOSS, CHUNKED, &rule));

@@ -129,6 +129,22 @@ impl Tensor {
         layout
     }
 
+    /// The dimensions in another order: where each one was.
+    pub(crate) fn permute(&self, order: &[usize]) -> Tensor {
+        let own = self.layout();
+        if order.len() != own.shape.len() || order.iter().any(|&dim| dim >= own.shape.len()) {
+            let _ = self.misfit("permute.default", "every dimension must be named once");
+            return self.clone();
+        }
+        let pick = |from: &[u64]| order.iter().map(|&dim| from[dim]).collect();
+        let layout = Layout { dtype: own.dtype, shape: pick(&own.shape), strides: pick(&own.strides) };
+        let mut back = vec![0; order.len()];
+        for (place, &dim) in order.iter().enumerate() {
+            back[dim] = place;
+        }
+        self.viewed("permute.default", layout, move |gradient| gradient.permute(&back))
+    }
+
     /// A new dimension of extent 1 at `dim`.
     #[must_use]
     pub fn unsqueeze(&self, dim: isize) -> Tensor {
@@ -195,6 +211,22 @@ impl Tensor {
             _ => return self.misfit("slice.Tensor", "the part must lie inside the dimension"),
         }
         layout
+    }
+
+    /// The first place of a dimension, which goes.
+    pub(crate) fn select(&self, dim: isize) -> Tensor {
+        let axis = self.axis(dim);
+        if axis >= self.shape().len() {
+            let _ = self.misfit("select.int", "the dimension must exist");
+            return self.clone();
+        }
+        let mut layout = self.layout().clone();
+        layout.shape.remove(axis);
+        layout.strides.remove(axis);
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        self.viewed("select.int", layout, move |gradient| {
+            gradient.tape().launch_one(Kernel::new("select_backward.default", &[gradient], vec![Out::New(own)]))
+        })
     }
 
     /// The same tensor under another identity, as Python's `x[:]` gives it.
