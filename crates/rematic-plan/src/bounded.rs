@@ -1,5 +1,6 @@
 //! How near a plan is to the best.
 
+use rematic_replay::Checkpoint;
 use rematic_trace::{Bytes, Millis};
 
 use crate::exact;
@@ -14,22 +15,23 @@ const LOOKS: usize = 3;
 
 impl Problem {
     /// A time of recomputation that no plan within the budget stays below, from the bytes at each moment; `known` is that of a
-    /// plan within it.
+    /// plan within it. It is highest if `near` is a good plan.
     #[must_use]
-    pub fn bound_by_moments(&self, budget: Bytes, known: Millis) -> Millis {
-        Millis(self.proven(budget, (0.0, known.0), WORK).bound)
+    pub fn bound_by_moments(&self, budget: Bytes, known: Millis, near: &[Checkpoint]) -> Millis {
+        Millis(self.proven(budget, near, (0.0, known.0), WORK).bound)
     }
 
     /// What can be shown beyond a bound, up to the time of a plan.
-    fn proven(&self, budget: Bytes, (bound, known): (f64, f64), work: usize) -> Proven {
+    fn proven(&self, budget: Bytes, near: &[Checkpoint], (bound, known): (f64, f64), work: usize) -> Proven {
         let mut all = Proven { bound: known, plans: Vec::new() };
         if self.nodes.is_empty() {
             return all;
         }
+        let moments = self.bound().near(self, near);
         for usable in exact::usable(self, budget.0) {
-            let prices = self.bound().prices(self, &usable, budget, known);
+            let prices = moments.prices(self, &usable, budget, known);
             if prices.bound < known {
-                let proven = self.bound().prove(self, &usable, budget, &prices, (bound, known), work);
+                let proven = moments.prove(self, &usable, budget, &prices, (bound, known), work);
                 all.bound = all.bound.min(proven.bound);
                 all.plans.extend(proven.plans);
             }
@@ -44,7 +46,7 @@ impl Problem {
             if time <= solution.lower_bound.0 * (1.0 + NEAR) {
                 break;
             }
-            let proven = self.proven(budget, (solution.lower_bound.0, time), work);
+            let proven = self.proven(budget, &solution.checkpoints, (solution.lower_bound.0, time), work);
             // Sums of the same times in another order differ a little.
             let bound = solution.lower_bound.0.max(proven.bound * (1.0 - SAME));
             let plans = proven.plans.into_iter().map(|checkpoints| {

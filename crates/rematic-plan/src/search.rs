@@ -22,6 +22,7 @@ mod lives;
 mod prices;
 mod proof;
 mod refill;
+mod shares;
 
 pub(crate) use annealing::{Goal, Search};
 pub(crate) use axis::Axis;
