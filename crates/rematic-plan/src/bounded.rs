@@ -27,9 +27,8 @@ impl Problem {
         if self.nodes.is_empty() {
             return all;
         }
-        let moments = self.bound().near(self, near);
         for usable in exact::usable(self, budget.0) {
-            let prices = moments.prices(self, &usable, budget, known);
+            let (moments, prices) = self.bound().shared_prices(self, &usable, budget, (near, known));
             if prices.bound < known {
                 let proven = moments.prove(self, &usable, budget, &prices, (bound, known), work);
                 all.bound = all.bound.min(proven.bound);

@@ -21,11 +21,16 @@
 use std::ops::Range;
 
 use rematic_replay::Checkpoint;
-use rematic_trace::{Category, Event, OpId, StorageId, Table};
+use rematic_trace::{Bytes, Category, Event, OpId, StorageId, Table};
 
+use super::prices::Prices;
 use super::shares::{Share, Shares};
 use super::{Axis, Lives};
+use crate::planner::NEAR;
 use crate::problem::Problem;
+
+/// How often what is held by several is shared anew.
+const SHARINGS: usize = 3;
 
 /// Bytes more (or less) in use from one span of moments to before another.
 #[derive(Clone, Copy)]
@@ -90,23 +95,57 @@ impl Bound {
         bound
     }
 
-    /// With what is held by several shared among those that hold it under a plan, as it is best near to it.
-    pub(crate) fn near(&self, problem: &Problem, plan: &[Checkpoint]) -> Bound {
-        let mut near = self.clone();
-        let mut chosen: Vec<Option<&Checkpoint>> = vec![None; problem.nodes.len()];
+    /// Prices with what is held by several shared among those that hold it under a plan, and then as the cheapest plans at the
+    /// prices so far hold it; with the bound that they are for.
+    pub(crate) fn shared_prices(
+        &self,
+        problem: &Problem,
+        usable: &[bool],
+        budget: Bytes,
+        (plan, known): (&[Checkpoint], f64),
+    ) -> (Bound, Prices) {
+        let under_plan = self.holds(problem, plan);
+        let near = self.with_shares(problem, |node, choice| f64::from(u8::from(under_plan(node, choice))));
+        let mut best = (near.prices(problem, usable, budget, known), near);
+        for _ in 0..SHARINGS {
+            if self.shares.are_none() || best.0.bound >= known * (1.0 - NEAR) {
+                break;
+            }
+            let usage = best.0.usage.clone();
+            let near = self.with_shares(problem, |node, choice| {
+                f64::from(u8::from(under_plan(node, choice))) + usage.of(node, choice)
+            });
+            let prices = near.prices(problem, usable, budget, known);
+            if prices.bound <= best.0.bound {
+                break;
+            }
+            best = (prices, near);
+        }
+        (best.1, best.0)
+    }
+
+    /// Whether a node is chosen in a plan, and saves a choice.
+    fn holds(&self, problem: &Problem, plan: &[Checkpoint]) -> impl Fn(usize, Option<usize>) -> bool {
+        let mut chosen = vec![false; self.offers.len()];
+        let mut saved = vec![false; self.choices.len()];
         for checkpoint in plan {
-            if let Ok(index) = problem.nodes.binary_search_by_key(&checkpoint.region, |node| node.region) {
-                chosen[index] = Some(checkpoint);
+            let Ok(index) = problem.nodes.binary_search_by_key(&checkpoint.region, |node| node.region) else {
+                continue;
+            };
+            let node = &problem.nodes[index];
+            let is_saved = |op: &usize| checkpoint.saved.binary_search(&OpId::new(node.start + op)).is_ok();
+            chosen[index] = true;
+            for (choice, item) in self.offers[index].choices.clone().zip(&node.candidate.items) {
+                saved[choice] = item.ops.iter().all(is_saved);
             }
         }
-        let holds = |node: usize, choice: Option<usize>| {
-            let Some(checkpoint) = chosen[node] else { return false };
-            let Some(item) = choice.map(|choice| choice - self.offers[node].choices.start) else { return true };
-            let ops = &problem.nodes[node].candidate.items[item].ops;
-            ops.iter().all(|op| checkpoint.saved.binary_search(&OpId::new(problem.nodes[node].start + op)).is_ok())
-        };
-        self.shares.share(problem, holds, |change, bytes| near.changes[change].bytes = bytes);
-        near
+        move |node, choice| choice.map_or(chosen[node], |choice| saved[choice])
+    }
+
+    fn with_shares(&self, problem: &Problem, holds: impl Fn(usize, Option<usize>) -> f64) -> Bound {
+        let mut shared = self.clone();
+        self.shares.share(problem, holds, |change, bytes| shared.changes[change].bytes = bytes);
+        shared
     }
 
     fn add(&mut self, region: Region) {

@@ -24,6 +24,22 @@ const SMALLEST: f64 = 1.0 / 128.0;
 pub(crate) struct Prices {
     pub(super) of: Vec<f64>,
     pub(crate) bound: f64,
+    pub(super) usage: Usage,
+}
+
+/// How often the cheapest plans on the way took each node, and saved each choice of those.
+#[derive(Clone)]
+pub(super) struct Usage {
+    pub(super) taken: Vec<f64>,
+    pub(super) saved: Vec<f64>,
+    rounds: f64,
+}
+
+impl Usage {
+    /// As a share of all rounds.
+    pub(super) fn of(&self, node: usize, choice: Option<usize>) -> f64 {
+        choice.map_or(self.taken[node], |choice| self.saved[choice]) / self.rounds.max(1.0)
+    }
 }
 
 /// The cheapest plan at some prices.
@@ -182,6 +198,19 @@ impl Climb<'_> {
         self.prices.copy_from_slice(&self.best.of);
     }
 
+    fn note(&mut self) {
+        let usage = &mut self.best.usage;
+        usage.rounds += 1.0;
+        for index in (0..usage.taken.len()).filter(|&index| self.cheapest.takes[index]) {
+            // Those inside another that is taken do not count; they are few.
+            usage.taken[index] += 1.0;
+            for at in self.bound.offers[index].choices.clone() {
+                let [saved, again] = self.cheapest.costs[at];
+                usage.saved[at] += f64::from(u8::from(saved <= again));
+            }
+        }
+    }
+
     fn together(&mut self, known: f64) {
         let (mut step, mut since) = (1.0, 0);
         for _ in 0..ROUNDS {
@@ -196,6 +225,7 @@ impl Climb<'_> {
             if self.best.bound >= known || step < SMALLEST {
                 return;
             }
+            self.note();
             let moves = |price: f64, over: f64| price > 0.0 || over > 0.0;
             let pairs = self.prices.iter().zip(&self.cheapest.over);
             let length: f64 = pairs.filter(|(price, over)| moves(**price, **over)).map(|(_, over)| over * over).sum();
@@ -215,7 +245,9 @@ impl Bound {
     /// shown this way; `known` is that of a plan that is within it.
     pub(crate) fn prices(&self, problem: &Problem, usable: &[bool], budget: Bytes, known: f64) -> Prices {
         let prices = vec![0.0; self.plain.len()];
-        let best = Prices { of: prices.clone(), bound: 0.0 };
+        let usage =
+            Usage { taken: vec![0.0; self.offers.len()], saved: vec![0.0; self.choices.len()], rounds: 0.0 };
+        let best = Prices { of: prices.clone(), bound: 0.0, usage };
         let (budget, cheapest) = (budget.0 as f64, Cheapest::new(self));
         let mut climb = Climb { bound: self, problem, usable, budget, cheapest, prices, best };
         climb.value();

@@ -56,6 +56,10 @@ impl Shares {
         Shares { cuts, all: Vec::new() }
     }
 
+    pub(super) fn are_none(&self) -> bool {
+        self.all.is_empty()
+    }
+
     pub(super) fn are_shared(&self, storage: StorageId) -> bool {
         !self.cuts[storage.index()].is_empty()
     }
@@ -75,22 +79,22 @@ impl Shares {
         self.all.sort_by_key(|share| (share.storage, share.until, share.node));
     }
 
-    /// Shares every piece among those that hold it; says what to write where.
+    /// Shares every piece among those that hold it, by how much they do; says what to write where.
     pub(super) fn share(
         &self,
         problem: &Problem,
-        holds: impl Fn(usize, Option<usize>) -> bool,
+        holds: impl Fn(usize, Option<usize>) -> f64,
         mut write: impl FnMut(usize, f64),
     ) {
         for piece in self.all.chunk_by(|a, b| (a.storage, a.until) == (b.storage, b.until)) {
-            let holding: Vec<bool> = piece.iter().map(|share| holds(share.node, share.choice)).collect();
+            let holding: Vec<f64> = piece.iter().map(|share| holds(share.node, share.choice)).collect();
             distribute(problem, piece, &holding, 1.0, &mut write);
         }
     }
 }
 
 /// Shares a part among nodes beside each other, and each one's again among those inside it.
-fn distribute(problem: &Problem, piece: &[Share], holding: &[bool], part: f64, write: &mut impl FnMut(usize, f64)) {
+fn distribute(problem: &Problem, piece: &[Share], holding: &[f64], part: f64, write: &mut impl FnMut(usize, f64)) {
     let mut families: Vec<(usize, usize)> = Vec::new();
     let mut at = 0;
     while at < piece.len() {
@@ -99,10 +103,10 @@ fn distribute(problem: &Problem, piece: &[Share], holding: &[bool], part: f64, w
         families.push((at, at + 1 + inside));
         at += 1 + inside;
     }
-    let count = |&(from, until): &(usize, usize)| holding[from..until].iter().filter(|holds| **holds).count();
-    let all: usize = families.iter().map(count).sum();
+    let weight = |&(from, until): &(usize, usize)| holding[from..until].iter().sum::<f64>();
+    let all: f64 = families.iter().map(weight).sum();
     for family in &families {
-        let share = if all > 0 { count(family) as f64 / all as f64 } else { 1.0 / families.len() as f64 };
+        let share = if all > 0.0 { weight(family) / all } else { 1.0 / families.len() as f64 };
         let (from, until) = *family;
         write(piece[from].change, part * share * piece[from].bytes);
         if until > from + 1 {
