@@ -6,12 +6,15 @@ use rematic_trace::{Bytes, Millis};
 use crate::exact;
 use crate::planner::{NEAR, SAME, Solution};
 use crate::problem::Problem;
-use crate::search::Proven;
+use crate::search::{Part, Proven};
 
 /// How much work a proof may be whose bound is wanted by itself.
 const WORK: usize = 1_000_000;
 /// How often what is left open is looked at again, with the better plan that was found.
 const LOOKS: usize = 3;
+
+/// How often plans are split into those without a large region and those with it.
+const MOST_SPLITS: usize = 4;
 
 impl Problem {
     /// A time of recomputation that no plan within the budget stays below, from the bytes at each moment; `known` is that of a
@@ -27,13 +30,23 @@ impl Problem {
         if self.nodes.is_empty() {
             return all;
         }
-        for usable in exact::usable(self, budget.0) {
-            let (moments, prices) = self.bound().shared_prices(self, &usable, budget, (near, known));
-            if prices.bound < known {
-                let proven = moments.prove(self, &usable, budget, &prices, (bound, known), work);
-                all.bound = all.bound.min(proven.bound);
-                all.plans.extend(proven.plans);
+        let part = |usable: bool| if usable { Part::May } else { Part::Not };
+        let cases = exact::usable(self, budget.0).into_iter();
+        let mut cases: Vec<Vec<Part>> = cases.map(|usable| usable.into_iter().map(part).collect()).collect();
+        let mut splits = 0;
+        while let Some(parts) = cases.pop() {
+            let (moments, prices) = self.bound().shared_prices(self, &parts, budget, (near, known));
+            if prices.bound >= known * (1.0 - SAME) {
+                continue;
             }
+            if splits < MOST_SPLITS && let Some(split) = prices.split(self, &parts) {
+                splits += 1;
+                cases.extend(split);
+                continue;
+            }
+            let proven = moments.prove(self, &parts, budget, &prices, (bound, known), work);
+            all.bound = all.bound.min(proven.bound);
+            all.plans.extend(proven.plans);
         }
         all
     }

@@ -29,4 +29,5 @@ pub(crate) use axis::Axis;
 pub(crate) use bound::Bound;
 pub(crate) use draft::Draft;
 pub(crate) use lives::Lives;
+pub(crate) use prices::Part;
 pub(crate) use proof::Proven;

@@ -23,7 +23,7 @@ use std::ops::Range;
 use rematic_replay::Checkpoint;
 use rematic_trace::{Bytes, Category, Event, OpId, StorageId, Table};
 
-use super::prices::Prices;
+use super::prices::{Part, Prices};
 use super::shares::{Share, Shares};
 use super::{Axis, Lives};
 use crate::planner::NEAR;
@@ -100,13 +100,13 @@ impl Bound {
     pub(crate) fn shared_prices(
         &self,
         problem: &Problem,
-        usable: &[bool],
+        parts: &[Part],
         budget: Bytes,
         (plan, known): (&[Checkpoint], f64),
     ) -> (Bound, Prices) {
         let under_plan = self.holds(problem, plan);
         let near = self.with_shares(problem, |node, choice| f64::from(u8::from(under_plan(node, choice))));
-        let mut best = (near.prices(problem, usable, budget, known), near);
+        let mut best = (near.prices(problem, parts, budget, known), near);
         for _ in 0..SHARINGS {
             if self.shares.are_none() || best.0.bound >= known * (1.0 - NEAR) {
                 break;
@@ -115,7 +115,7 @@ impl Bound {
             let near = self.with_shares(problem, |node, choice| {
                 f64::from(u8::from(under_plan(node, choice))) + usage.of(node, choice)
             });
-            let prices = near.prices(problem, usable, budget, known);
+            let prices = near.prices(problem, parts, budget, known);
             if prices.bound <= best.0.bound {
                 break;
             }
@@ -160,7 +160,7 @@ impl Bound {
         self.offers.push(Offer { time: region.time, fixed, choices: first..self.choices.len() });
     }
 
-    fn list(&mut self, parts: Vec<Part>, node: usize, choice: Option<usize>) -> Range<usize> {
+    fn list(&mut self, parts: Vec<Piece>, node: usize, choice: Option<usize>) -> Range<usize> {
         let start = self.changes.len();
         let moment = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
         for part in parts.into_iter().filter(|part| part.from < part.until) {
@@ -221,18 +221,18 @@ fn after_restore(problem: &Problem) -> Table<OpId, bool> {
 /// What a region costs, and each of its items.
 struct Region {
     time: f64,
-    fixed: Vec<Part>,
+    fixed: Vec<Piece>,
     items: Vec<Item>,
 }
 
 struct Item {
     time: f64,
-    saved: Vec<Part>,
-    again: Vec<Part>,
+    saved: Vec<Piece>,
+    again: Vec<Piece>,
 }
 
 /// Bytes more (or less) in use from one moment to before another.
-struct Part {
+struct Piece {
     from: usize,
     until: usize,
     bytes: i64,
@@ -241,7 +241,7 @@ struct Part {
 }
 
 impl Region {
-    fn parts(&self) -> impl Iterator<Item = &Part> {
+    fn parts(&self) -> impl Iterator<Item = &Piece> {
         self.fixed.iter().chain(self.items.iter().flat_map(|item| &item.saved))
     }
 }
@@ -253,7 +253,7 @@ fn region(problem: &Problem, axis: &Axis, lives: &Lives, index: usize) -> Region
     for &input in &own.inputs {
         let life = &lives.storages[input.index()];
         if own.over > life.plain {
-            region.fixed.push(Part { from: life.plain, until: own.over, bytes: life.bytes, held: Some(input) });
+            region.fixed.push(Piece { from: life.plain, until: own.over, bytes: life.bytes, held: Some(input) });
         }
     }
     // What is done with each operator: an item of it, always saved, or always recomputed.
@@ -281,11 +281,11 @@ fn region(problem: &Problem, axis: &Axis, lives: &Lives, index: usize) -> Region
         let end = |op: &OpId| if permanent { 0 } else { lives.unsaved[op.index()] };
         let released = outside.map(end).fold(life.dropped, usize::max);
         let kept = released.max(if birth.reached { birth.until } else { own.over });
-        let saved = Part { held: (kept > life.plain).then_some(birth.storage), ..part(life.plain, kept, life.bytes) };
+        let saved = Piece { held: (kept > life.plain).then_some(birth.storage), ..part(life.plain, kept, life.bytes) };
         let mut again = vec![part(life.plain, released, life.bytes)];
         if birth.reached {
             let until = birth.until.max(birth.from);
-            again.push(Part { from: birth.from, until, bytes: life.bytes, held: None });
+            again.push(Piece { from: birth.from, until, bytes: life.bytes, held: None });
         }
         let op = birth.op - node.start;
         match item_of[op] {
@@ -301,7 +301,7 @@ fn region(problem: &Problem, axis: &Axis, lives: &Lives, index: usize) -> Region
 }
 
 /// What lives until another moment than in the plain step.
-fn part(plain: usize, until: usize, bytes: i64) -> Part {
+fn part(plain: usize, until: usize, bytes: i64) -> Piece {
     let (from, until, bytes) = if until < plain { (until, plain, -bytes) } else { (plain, until, bytes) };
-    Part { from, until, bytes, held: None }
+    Piece { from, until, bytes, held: None }
 }

@@ -15,7 +15,7 @@ use std::ops::Range;
 use rematic_replay::Checkpoint;
 use rematic_trace::Bytes;
 
-use super::prices::{Cheapest, Prices};
+use super::prices::{Cheapest, Part, Prices};
 use super::{Bound, bound::Change};
 use crate::problem::Problem;
 
@@ -24,7 +24,7 @@ const MOST_WATCHED: usize = 8;
 /// Costs closer than this share are equal: sums in another order differ by less.
 const TIE: f64 = 1e-12;
 /// How much of what is open is asked for, one after the other.
-const PARTS: [f64; 4] = [0.125, 0.25, 0.5, 1.0];
+const SHARES: [f64; 4] = [0.125, 0.25, 0.5, 1.0];
 
 /// By watched moment.
 type Heights = [f64; MOST_WATCHED];
@@ -90,7 +90,7 @@ enum Look {
 struct Proof<'a> {
     bound: &'a Bound,
     problem: &'a Problem,
-    usable: &'a [bool],
+    part: &'a [Part],
     budget: f64,
     prices: &'a [f64],
     cheapest: Cheapest,
@@ -107,16 +107,16 @@ impl Bound {
     pub(crate) fn prove(
         &self,
         problem: &Problem,
-        usable: &[bool],
+        part: &[Part],
         budget: Bytes,
         prices: &Prices,
         (bound, known): (f64, f64),
         most_work: usize,
     ) -> Proven {
-        let mut proof = Proof::new(self, problem, usable, budget.0 as f64, &prices.of);
+        let mut proof = Proof::new(self, problem, part, budget.0 as f64, &prices.of);
         let mut proven = Proven { bound: prices.bound, plans: Vec::new() };
-        for part in PARTS {
-            let target = prices.bound + part * (known - prices.bound);
+        for share in SHARES {
+            let target = prices.bound + share * (known - prices.bound);
             if target <= proven.bound.max(bound) {
                 continue;
             }
@@ -132,15 +132,17 @@ impl Bound {
 }
 
 impl<'a> Proof<'a> {
-    fn new(bound: &'a Bound, problem: &'a Problem, usable: &'a [bool], budget: f64, prices: &'a [f64]) -> Self {
+    fn new(bound: &'a Bound, problem: &'a Problem, part: &'a [Part], budget: f64, prices: &'a [f64]) -> Self {
         let mut cheapest = Cheapest::new(bound);
-        cheapest.price(bound, problem, usable, budget, prices);
+        cheapest.price(bound, problem, part, budget, prices);
         let nodes = &problem.nodes;
         let mut before = vec![f64::INFINITY; nodes.len() + 1];
         before[0] = 0.0;
         for (index, node) in nodes.iter().enumerate() {
-            before[index + 1] = before[index + 1].min(before[index]);
-            if usable[index] {
+            if part[index] != Part::Must {
+                before[index + 1] = before[index + 1].min(before[index]);
+            }
+            if part[index] != Part::Not {
                 before[node.next] = before[node.next].min(before[index] + cheapest.own[index]);
             }
         }
@@ -151,7 +153,7 @@ impl<'a> Proof<'a> {
             a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
         });
         let watched = first.into_iter().collect();
-        Proof { bound, problem, usable, budget, prices, cheapest, before, watched, decisions: Vec::new(), work: 0 }
+        Proof { bound, problem, part, budget, prices, cheapest, before, watched, decisions: Vec::new(), work: 0 }
     }
 
     /// The highest time up to the target that is shown; `None` if that is too much work.
@@ -205,6 +207,9 @@ impl<'a> Proof<'a> {
                 let room = target - self.cheapest.best[next];
                 self.take(index, &here, &policies[index], (room, &lowest[next]), &mut labels[next]);
             }
+            if self.part[index] == Part::Must {
+                here.clear();
+            }
             let room = target - self.cheapest.best[index + 1];
             here.retain(|label| label.reduced < room && self.may_end(label, &lowest[index + 1]));
             labels[index + 1].append(&mut here);
@@ -255,7 +260,7 @@ impl<'a> Proof<'a> {
         let (offer, cheapest) = (&self.bound.offers[index], &self.cheapest);
         let others = self.before[index] + cheapest.best[self.problem.nodes[index].next] + cheapest.constant;
         let room = target - others - cheapest.own[index];
-        if !self.usable[index] || room <= 0.0 {
+        if self.part[index] == Part::Not || room <= 0.0 {
             return Some(Vec::new());
         }
         let settled: f64 = offer.choices.clone().map(|at| cheapest.costs[at][0].min(cheapest.costs[at][1])).sum();
@@ -299,7 +304,8 @@ impl<'a> Proof<'a> {
     fn lowest(&self, policies: &[Vec<Label>]) -> Vec<Heights> {
         let mut lowest = vec![Heights::default(); policies.len() + 1];
         for (index, policies) in policies.iter().enumerate().rev() {
-            lowest[index] = lowest[index + 1];
+            let must = self.part[index] == Part::Must;
+            lowest[index] = if must { [f64::INFINITY; MOST_WATCHED] } else { lowest[index + 1] };
             let next = lowest[self.problem.nodes[index].next];
             for policy in policies {
                 for (at, lowest) in lowest[index].iter_mut().enumerate() {
