@@ -328,7 +328,7 @@ fn call_number(trace: &StepTrace, region: &Region) -> usize {
 
 fn planned_region(problem: &Problem, checkpoint: &Checkpoint) -> PlannedRegion {
     let trace = &*problem.trace;
-    let region = &problem.regions().all()[checkpoint.region];
+    let region = problem.regions().region(checkpoint.region);
     let is_saved = |op: &OpId| checkpoint.saved.binary_search(op).is_ok();
     let ops = || region.ops.clone().map(OpId::new);
     let (held, freed) = problem.freed(checkpoint);

@@ -18,6 +18,7 @@ mod planner;
 mod problem;
 mod region;
 mod replayed;
+mod runs;
 mod search;
 mod selection;
 

@@ -114,7 +114,7 @@ impl PlanView {
         origins: &Origins,
     ) -> Self {
         let view = |(planned, checkpoint): (&PlannedRegion, &Checkpoint)| {
-            let region = &regions.all()[checkpoint.region];
+            let region = regions.region(checkpoint.region);
             let decision = |decision: Decision| if decision == Decision::Save { 's' } else { 'r' };
             RegionView {
                 module: region.module.index(),
