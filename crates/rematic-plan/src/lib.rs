@@ -23,7 +23,9 @@ mod search;
 mod selection;
 
 pub use cancel::Cancel;
-pub use document::{DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedOp, PlannedRegion};
+pub use document::{
+    DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedCall, PlannedOp, PlannedRegion,
+};
 pub use error::PlanError;
 pub use explanation::{
     CategoryBytes, Explanation, Moment, Numerics, Place, Remedy, RemedyKind, ResidentGroup, Together, resident_groups,

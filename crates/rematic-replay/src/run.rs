@@ -57,17 +57,23 @@ pub fn chains(trace: &StepTrace) -> Vec<Chain> {
     chains
 }
 
-/// The chains that are worth to be cut into runs.
+/// The chains that are worth to be cut into runs. What comes before a model's layers, a module without children, is not cut together
+/// with them.
 #[must_use]
 pub fn long_chains(trace: &StepTrace) -> Vec<Chain> {
     let has_children = have_children(trace);
+    let with_children = |call: &CallId| has_children[trace.call(*call).module];
     let is_long = |chain: &Chain| {
-        let with_children = chain.iter().filter(|call| has_children[trace.call(**call).module]).count();
-        chain.len() >= MANY || with_children >= MANY_WITH_CHILDREN
+        let count = chain.iter().filter(|call| with_children(call)).count();
+        chain.len() >= MANY || count >= MANY_WITH_CHILDREN
     };
-    let mut chains = chains(trace);
-    chains.retain(is_long);
-    chains
+    let mut long = Vec::new();
+    for mut chain in chains(trace) {
+        let layers = chain.iter().position(with_children).unwrap_or(0);
+        let rest = chain.split_off(layers);
+        long.extend([chain, rest].into_iter().filter(is_long));
+    }
+    long
 }
 
 /// The calls inside one call, as far as they follow one another directly.
