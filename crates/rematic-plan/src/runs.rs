@@ -105,6 +105,11 @@ impl Problem {
         }
     }
 
+    /// Whether the relaxation of a tiling has a solution for a budget.
+    pub(crate) fn runs_may_be_within(&self, budget: Bytes) -> bool {
+        self.tilings().iter().any(|tiling| tiling.lowest <= budget)
+    }
+
     /// What decides about a run that was planned.
     pub(crate) fn planned_run(&self, region: RegionId) -> Option<Arc<Candidate>> {
         self.tilings.get()?.iter().find_map(|tiling| tiling.candidate(region))
