@@ -1,6 +1,8 @@
 //! The dynamic programme over the regions.
 
 use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use super::case::Case;
 use super::rates::Rates;
@@ -119,10 +121,19 @@ struct Programme<'a> {
     choices: Vec<Choice>,
     /// For nodes without an exact frontier, the policies that matter.
     near: HashMap<usize, Vec<(Point, Vec<usize>)>>,
+    /// The policies of equal nodes at equal rates that may lead to a solution below the guess.
+    shared: HashMap<SharedBy, Rc<[(usize, Point)]>>,
     /// Whether all policies that might matter were there.
     exact: bool,
     work: usize,
 }
+
+/// What nodes have in common that have the same policies: the frontier, whether what a policy keeps beyond all that it could
+/// drop counts, the rate, and how far above the least a policy may be.
+type SharedBy = (*const Frontier, bool, u64, u64);
+
+/// Distances are rounded up to this share of the guess: those of equal nodes differ by how they were summed up.
+const GRAIN: f64 = 1e-9;
 
 /// The last of the regions that a pair has chosen.
 struct Choice {
@@ -149,6 +160,7 @@ impl<'a> Programme<'a> {
             pairs,
             choices: Vec::new(),
             near: HashMap::new(),
+            shared: HashMap::new(),
             exact: true,
             work: 0,
         }
@@ -158,6 +170,7 @@ impl<'a> Programme<'a> {
     fn pairs_at(&mut self, index: usize) -> Vec<Pair> {
         self.before[index + 1] = self.before[index + 1].min(self.before[index]);
         let mut here = std::mem::take(&mut self.pairs[index]);
+        here.iter_mut().for_each(|pair| pair.freed = self.case.carried(index, pair.freed));
         keep_undominated(&mut here);
         if self.thin {
             let credit = self.rates.credit[index];
@@ -177,14 +190,15 @@ impl<'a> Programme<'a> {
         }
         // A policy that frees nothing is good for nothing where the node and all in it can be passed over.
         let passing = here.partition_point(|pair| pair.freed >= case.to_skip_all[index]);
-        for (position, point) in points {
+        for &(position, point) in &*points {
             let required = case.required(index, point.kept.0);
             let allowed = here.partition_point(|pair| pair.freed >= required);
             let gain = case.freed(index, &point);
             let from = if gain <= 0 { passing.min(allowed) } else { 0 };
             for pair in &here[from..allowed] {
                 let (freed, time) = (pair.freed + gain, pair.time + point.time.0);
-                if freed < case.after[index] || time + rates.bound(node.next, freed) > guess {
+                let carried = case.carried(node.next, freed);
+                if freed < case.after[index] || time + rates.bound(node.next, carried) > guess {
                     continue;
                 }
                 let choice = u32::try_from(self.choices.len()).unwrap_or(NO_CHOICE);
@@ -196,39 +210,56 @@ impl<'a> Programme<'a> {
     }
 
     /// The policies of a node that may lead to a solution below the guess, with their positions.
-    fn policies(&mut self, index: usize) -> Vec<(usize, Point)> {
+    fn policies(&mut self, index: usize) -> Rc<[(usize, Point)]> {
         let (case, rates, guess) = (self.case, self.rates, self.guess);
         let node = &case.nodes[index];
         let rate = rates.worth[case.end_ranks[index]];
-        // t − Λd.
-        let reduced = |point: &Point| point.time.0 - rate * case.freed(index, point) as f64;
         let (freed, time) = node.frontier.cheapest(rate);
         self.before[node.next] = self.before[node.next].min(self.before[index] + time - rate * freed);
         let others = self.before[index] + rates.to_come[node.next] + rates.owed[0];
+        // How far t − Λd may be from nothing.
+        let most = (guess - others) + GRAIN * guess;
         if !self.thin && !node.frontier.is_exact() {
             let slack = guess - others - (time - rate * freed);
             // How near a policy is goes by all that it keeps, which does not count for the others.
             let counts = node.rebuilt_last.then(|| Frontier::near(&node.candidate, rate, slack.max(0.0)));
             match counts.flatten() {
-                Some(policies) => _ = self.near.insert(index, policies),
+                Some(policies) => {
+                    let points: Vec<Point> = policies.iter().map(|(point, _)| *point).collect();
+                    self.near.insert(index, policies);
+                    return self.leading(index, &points, rate, most);
+                }
                 None => self.exact = false,
             }
         }
-        let may_lead = |(_, point): &(usize, Point)| others + reduced(point) <= guess;
-        let mut points: Vec<(usize, Point)> = match self.near.get(&index) {
-            Some(policies) => policies.iter().map(|(point, _)| *point).enumerate().filter(may_lead).collect(),
-            None => node.frontier.points().iter().copied().enumerate().filter(may_lead).collect(),
-        };
-        if self.thin {
-            thin_out(&mut points, FEW_POINTS, |(_, point)| (case.freed(index, point), reduced(point)));
+        let grain = if guess.is_finite() { GRAIN * guess } else { f64::INFINITY };
+        let most = if grain > 0.0 && grain.is_finite() { (most / grain).ceil() * grain } else { most };
+        let shared = (Arc::as_ptr(&node.frontier), node.rebuilt_last, rate.to_bits(), most.to_bits());
+        if let Some(known) = self.shared.get(&shared) {
+            return Rc::clone(known);
         }
+        let points = self.leading(index, node.frontier.points(), rate, most);
+        self.shared.insert(shared, Rc::clone(&points));
         points
+    }
+
+    /// Of these policies of a node, those whose t − Λd is so little.
+    fn leading(&self, index: usize, points: &[Point], rate: f64, most: f64) -> Rc<[(usize, Point)]> {
+        let case = self.case;
+        let reduced = |point: &Point| point.time.0 - rate * case.freed(index, point) as f64;
+        let may_lead = |(_, point): &(usize, Point)| reduced(point) <= most;
+        let mut leading: Vec<(usize, Point)> = points.iter().copied().enumerate().filter(may_lead).collect();
+        if self.thin {
+            thin_out(&mut leading, FEW_POINTS, |(_, point)| (case.freed(index, point), reduced(point)));
+        }
+        leading.into()
     }
 
     /// The pairs that may pass over a node go on to the next.
     fn pass_over(&mut self, index: usize, mut here: Vec<Pair>) {
         here.retain(|pair| {
-            pair.freed >= self.case.to_skip[index] && pair.time + self.rates.bound(index + 1, pair.freed) <= self.guess
+            let carried = self.case.carried(index + 1, pair.freed);
+            pair.freed >= self.case.to_skip[index] && pair.time + self.rates.bound(index + 1, carried) <= self.guess
         });
         let next = &mut self.pairs[index + 1];
         if next.is_empty() { *next = here } else { next.append(&mut here) }
