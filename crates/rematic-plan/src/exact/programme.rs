@@ -43,10 +43,14 @@ struct Pair {
     freed: i64,
     /// Σt.
     time: f64,
+    /// The last choice that was written down, and the node and policy that were chosen since, if any.
     choice: u32,
+    node: u32,
+    point: u32,
 }
 
 const NO_CHOICE: u32 = u32::MAX;
+const NO_NODE: u32 = u32::MAX;
 
 impl Case<'_> {
     /// A bound on the time of all solutions, and the best one if it takes less than the limit.
@@ -139,9 +143,9 @@ const GRAIN: f64 = 1e-9;
 struct Choice {
     /// The one before.
     earlier: u32,
-    node: usize,
+    node: u32,
     /// Its policy, by position.
-    point: usize,
+    point: u32,
 }
 
 impl<'a> Programme<'a> {
@@ -150,7 +154,7 @@ impl<'a> Programme<'a> {
         let mut before = vec![f64::INFINITY; count + 1];
         before[0] = 0.0;
         let mut pairs: Vec<Vec<Pair>> = vec![Vec::new(); count + 1];
-        pairs[0].push(Pair { freed: 0, time: 0.0, choice: NO_CHOICE });
+        pairs[0].push(Pair { freed: 0, time: 0.0, choice: NO_CHOICE, node: NO_NODE, point: 0 });
         Programme {
             case,
             rates,
@@ -176,7 +180,17 @@ impl<'a> Programme<'a> {
             let credit = self.rates.credit[index];
             thin_out(&mut here, FEW_PAIRS, |pair| (pair.freed, pair.time - credit * pair.freed as f64));
         }
+        self.write_down(&mut here);
         here
+    }
+
+    /// Writes down what was chosen last: of the pairs that stay, and not of the many that go.
+    fn write_down(&mut self, pairs: &mut [Pair]) {
+        for pair in pairs.iter_mut().filter(|pair| pair.node != NO_NODE) {
+            let choice = u32::try_from(self.choices.len()).unwrap_or(NO_CHOICE);
+            self.choices.push(Choice { earlier: pair.choice, node: pair.node, point: pair.point });
+            (pair.choice, pair.node) = (choice, NO_NODE);
+        }
     }
 
     /// Chooses a node with each of its policies, after each pair; false if that is too much.
@@ -190,6 +204,7 @@ impl<'a> Programme<'a> {
         }
         // A policy that frees nothing is good for nothing where the node and all in it can be passed over.
         let passing = here.partition_point(|pair| pair.freed >= case.to_skip_all[index]);
+        let next = &mut self.pairs[node.next];
         for &(position, point) in &*points {
             let required = case.required(index, point.kept.0);
             let allowed = here.partition_point(|pair| pair.freed >= required);
@@ -201,9 +216,9 @@ impl<'a> Programme<'a> {
                 if freed < case.after[index] || time + rates.bound(node.next, carried) > guess {
                     continue;
                 }
-                let choice = u32::try_from(self.choices.len()).unwrap_or(NO_CHOICE);
-                self.choices.push(Choice { earlier: pair.choice, node: index, point: position });
-                self.pairs[node.next].push(Pair { freed, time, choice });
+                let chosen = |index: usize| u32::try_from(index).unwrap_or(NO_NODE - 1);
+                let (node_index, point) = (chosen(index), chosen(position));
+                next.push(Pair { freed, time, choice: pair.choice, node: node_index, point });
             }
         }
         true
@@ -265,14 +280,17 @@ impl<'a> Programme<'a> {
         if next.is_empty() { *next = here } else { next.append(&mut here) }
     }
 
-    fn finish(self) -> Run {
+    fn finish(mut self) -> Run {
         let nodes = self.case.nodes;
-        let last = self.pairs[nodes.len()].iter().min_by(|a, b| a.time.total_cmp(&b.time).then(b.freed.cmp(&a.freed)));
+        let mut ends = std::mem::take(&mut self.pairs[nodes.len()]);
+        self.write_down(&mut ends);
+        let last = ends.iter().min_by(|a, b| a.time.total_cmp(&b.time).then(b.freed.cmp(&a.freed)));
         let Some(last) = last else { return Run::Nothing { exact: self.exact } };
         let mut picks = Vec::new();
         let mut choice = last.choice;
         while choice != NO_CHOICE {
             let Choice { earlier, node, point } = self.choices[choice as usize];
+            let (node, point) = (node as usize, point as usize);
             picks.push(match self.near.get(&node) {
                 Some(policies) => Pick { node, policy: policies[point].0, saved: policies[point].1.clone() },
                 None => Pick::new(nodes, node, nodes[node].frontier.points()[point]),
