@@ -182,7 +182,7 @@ pub(crate) fn types(dtype: Option<Dtype>, precision: Option<&str>) -> PyResult<(
 
 pub(crate) fn lora(rank: Option<u64>, targets: Option<Patterns>, alpha: Option<f64>) -> PyResult<Option<Lora>> {
     match rank {
-        Some(rank) => Ok(Some(Lora { rank, targets: list(targets), alpha })),
+        Some(rank) => Ok(Some(Lora { rank, targets: list(targets), alpha, dtype: None })),
         None if targets.is_some() || alpha.is_some() => {
             Err(RematicError::new_err("lora_targets and lora_alpha are for lora; give its rank"))
         }

@@ -66,7 +66,7 @@ pub(super) fn elementwise_layout(dtype: Dtype, inputs: &[&Layout]) -> Option<Lay
 }
 
 /// PyTorch's type promotion among the floating types that models use.
-fn promoted(left: Dtype, right: Dtype) -> Dtype {
+pub(super) fn promoted(left: Dtype, right: Dtype) -> Dtype {
     match (left.is_float(), right.is_float()) {
         (true, false) => left,
         (false, true) => right,
@@ -78,7 +78,7 @@ fn promoted(left: Dtype, right: Dtype) -> Dtype {
 }
 
 impl Tensor {
-    fn elementwise(&self, name: &'static str, others: &[&Tensor], dtype: Dtype) -> Out<'static> {
+    pub(super) fn elementwise(&self, name: &'static str, others: &[&Tensor], dtype: Dtype) -> Out<'static> {
         let mut layouts = vec![self.layout()];
         layouts.extend(others.iter().map(|tensor| tensor.layout()));
         Out::New(elementwise_layout(dtype, &layouts).unwrap_or_else(|| {
@@ -243,6 +243,18 @@ impl Tensor {
         })
     }
 
+    /// `self.relu_()`: in the memory of `self`, which nothing may have saved.
+    #[must_use]
+    pub fn relu_in_place(self) -> Tensor {
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            vec![Some(gradients.output().zip("threshold_backward.default", &gradients.saved[0]))]
+        });
+        let outputs = vec![Out::View(&self, self.layout().clone())];
+        let kernel = Kernel::new("relu_.default", &[&self], outputs).mutating(&[&self]);
+        let derivative = Derivative { inputs: &[&self], saves: vec![Slot::Output(0)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     /// `-self`.
     #[must_use]
     pub fn neg(&self) -> Tensor {
@@ -295,6 +307,17 @@ impl Tensor {
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
+    /// A number where `mask` is true.
+    pub(crate) fn masked(&self, mask: &Tensor) -> Tensor {
+        let out = self.elementwise("masked_fill.Scalar", &[mask], self.dtype());
+        let kernel = Kernel::new("masked_fill.Scalar", &[self, mask], vec![out]);
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            vec![Some(gradients.output().zip("masked_fill.Scalar", &gradients.saved[0]))]
+        });
+        let derivative = Derivative { inputs: &[self], saves: vec![Slot::Input(mask)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     /// The tensor where `condition` is true, a number elsewhere.
     pub(crate) fn where_true(&self, condition: &Tensor) -> Tensor {
         let number = |tape: &crate::Tape, dtype| {
@@ -312,6 +335,30 @@ impl Tensor {
         });
         let derivative = Derivative { inputs: &[self], saves: vec![Slot::Input(condition)], backward };
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// Keeps every element at most at a number; and at least at another, if it is `both`.
+    pub(crate) fn clamp(&self, both: bool) -> Tensor {
+        self.unary("clamp.default", vec![Slot::Input(self)], move |gradients| {
+            let (gradient, input) = (gradients.output(), &gradients.saved[0]);
+            let zero = {
+                let layout = Layout::contiguous(gradient.dtype(), &[]);
+                gradients.tape.launch_one(Kernel::new("scalar_tensor.default", &[], vec![Out::New(layout)]))
+            };
+            let within = input.map_to(if both { "gt.Scalar" } else { "lt.Scalar" }, Dtype::Bool);
+            if both {
+                let below = input.map_to("lt.Scalar", Dtype::Bool);
+                within.change("logical_and_.default", &[&below]);
+                return gradient.where_or(&within, &zero);
+            }
+            gradient.where_or(&within, &zero)
+        })
+    }
+
+    /// The tensor where a condition is true, another elsewhere; not differentiated.
+    fn where_or(&self, condition: &Tensor, other: &Tensor) -> Tensor {
+        let out = condition.elementwise("where.self", &[self], self.dtype());
+        self.tape().launch_one(Kernel::new("where.self", &[condition, self, other], vec![out]))
     }
 
     /// Keeps every element between two numbers that are tensors.

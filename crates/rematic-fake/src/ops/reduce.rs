@@ -40,7 +40,10 @@ impl Tensor {
     /// The sum over one dimension, which stays with extent 1 or goes.
     pub(crate) fn sum_dim(&self, dim: isize, keep: bool) -> Tensor {
         let axis = self.axis(dim);
-        let layout = Layout::contiguous(self.dtype(), &self.reduced_shape(&[axis], keep));
+        // Autocast asks for single precision.
+        let is_raised = self.tape().autocast_dtype().is_some() && matches!(self.dtype(), Dtype::Bf16 | Dtype::F16);
+        let dtype = if is_raised { Dtype::F32 } else { self.dtype() };
+        let layout = Layout::contiguous(dtype, &self.reduced_shape(&[axis], keep));
         let shape = self.shape().to_vec();
         let backward = Box::new(move |gradients: &Gradients<'_>| {
             let gradient = gradients.output();

@@ -1,7 +1,7 @@
 //! The needs of a problem with some of its regions: at a moment τ, the regions that are dropped there must free
 //! Σd ≥ M(τ) − B.
 
-use super::{Pick, Tightening};
+use super::Tightening;
 use crate::node::Node;
 use crate::problem::Problem;
 use crate::region::Point;
@@ -136,25 +136,6 @@ impl<'a> Case<'a> {
             (true, false) => self.settled[rank].min(self.needs[rank]),
             (false, _) => self.always[rank],
         }
-    }
-
-    /// What a choice frees beyond what is needed at the end, or `None` if it does not free enough somewhere.
-    pub(super) fn spare(&self, picks: &[Pick]) -> Option<i64> {
-        let (mut freed, mut index, mut spare) = (0, 0, i64::MAX);
-        for pick in picks {
-            let passed = self.to_skip[index..pick.node].iter().all(|need| freed >= *need);
-            if !passed || freed < self.required(pick.node, pick.policy.kept.0) {
-                return None;
-            }
-            freed += self.freed(pick.node, &pick.policy);
-            spare = freed - self.after[pick.node];
-            if spare < 0 {
-                return None;
-            }
-            index = self.nodes[pick.node].next;
-        }
-        let rest = self.to_skip[index..].iter().map(|need| freed - need).fold(spare, i64::min);
-        (rest >= 0).then_some(rest)
     }
 
     /// Whether dropping as much as possible is enough.
