@@ -45,7 +45,7 @@ fn step(measured: &Measured) -> StepTrace {
 /// What the rules say, in the words of a measurement.
 fn predicted(measured: &Measured) -> Vec<Step> {
     let trace = step(measured);
-    let architecture = Architecture { capability: measured.capability, processors: measured.processors };
+    let architecture = Architecture { capability: measured.capability, processors: measured.processors, cudnn: false };
     let scratch = Scratch::new(&trace, Some(architecture));
     let (op, _) = trace.ops().entries().next().expect("one operator");
     let mut taken = 0;

@@ -33,7 +33,11 @@ pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answ
                 Resharding { whole: &whole, target: &target, limits: &limits, planner, budget: arguments.budget };
             question.plan(how.unwrap_or(Fsdp2::over(0)))?
         }
-        false => Study::new(read(source)?, target, limits)?.plan(planner, arguments.budget)?,
+        false => {
+            let step = read(source)?;
+            warnings.warn_if(target.attention_warning(&step));
+            Study::new(step, target, limits)?.plan(planner, arguments.budget)?
+        }
     };
     let document = (found.verdict != Verdict::Infeasible).then_some(&found.document);
     write(arguments, document, warnings)?;
@@ -83,6 +87,7 @@ fn answer(found: &PlanAnswer, json: bool) -> Answer {
 pub(crate) fn curve(arguments: &CurveArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let target = arguments.limits.target()?;
     let trace = read(&arguments.limits.step.source)?;
+    warnings.warn_if(target.attention_warning(&trace));
     let study = Study::new(trace, target, limits(&arguments.limits))?;
     let bar = progress_bar(arguments.points.into(), warnings);
     let found = study.curve(arguments.points as usize, || bar.inc(1));
