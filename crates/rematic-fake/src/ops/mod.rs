@@ -4,6 +4,8 @@
 
 mod attention;
 mod chunked;
+mod complex;
+mod convolution;
 mod elementwise;
 mod embedding;
 mod factors;

@@ -28,13 +28,45 @@ impl Tensor {
         (outputs.swap_remove(0), places)
     }
 
+    /// The largest of the last dimension, which stays with extent 1 or goes.
+    pub(crate) fn max_last(&self, keep: bool) -> Tensor {
+        let last = self.shape().len().saturating_sub(1);
+        let shape = self.reduced_shape(&[last], keep);
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let (gradient, places) = (gradients.output(), &gradients.saved[0]);
+            if keep {
+                return vec![Some(gradient.new_zeros(own).with_values_at(places, gradient))];
+            }
+            let gradient = gradient.unsqueeze(-1);
+            let places = places.unsqueeze(-1);
+            vec![Some(gradient.new_zeros(own).with_values_at(&places, &gradient))]
+        });
+        let layouts = [self.dtype(), Dtype::I64].map(|dtype| Out::New(Layout::contiguous(dtype, &shape)));
+        let kernel = Kernel::new("max.dim", &[self], layouts.into());
+        let derivative = Derivative { inputs: &[self], saves: vec![Slot::Auxiliary(1)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// `self += other`.
+    pub(crate) fn added_in_place(self, other: &Tensor) -> Tensor {
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            let gradient = gradients.output();
+            gradients.wanted.iter().map(|wanted| wanted.then(|| gradient.clone())).collect()
+        });
+        let outputs = vec![Out::View(&self, self.layout().clone())];
+        let kernel = Kernel::new("add_.Tensor", &[&self, other], outputs).mutating(&[&self]);
+        let derivative = Derivative { inputs: &[&self, other], saves: vec![], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     fn with_values_at(self, places: &Tensor, values: &Tensor) -> Tensor {
         let out = Out::New(self.layout().clone());
         self.tape().launch_one(Kernel::new("scatter.src", &[&self, places, values], vec![out]))
     }
 
     /// Zeros of this layout, on the device of `self`.
-    fn new_zeros(&self, layout: Layout) -> Tensor {
+    pub(crate) fn new_zeros(&self, layout: Layout) -> Tensor {
         self.tape().launch_one(Kernel::new("new_zeros.default", &[self], vec![Out::New(layout)]))
     }
 
@@ -94,6 +126,24 @@ impl Tensor {
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
+    /// The vectors at these places of the first and the second dimension.
+    pub(crate) fn at_two(&self, first: &Tensor, second: &Tensor) -> Tensor {
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let [first, second] = gradients.saved else { return vec![] };
+            let gradient = gradients.output();
+            let zeros = gradient.new_zeros(own.clone());
+            let kernel = Kernel::new("index_put.default", &[&zeros, first, second, gradient], vec![Out::New(own)]);
+            vec![Some(gradients.tape.launch_one(kernel))]
+        });
+        let mut shape = first.shape().to_vec();
+        shape.extend(self.shape().iter().skip(2));
+        let out = Out::New(Layout::contiguous(self.dtype(), &shape));
+        let kernel = Kernel::new("index.Tensor", &[self, first, second], vec![out]);
+        let saves = vec![Slot::Input(first), Slot::Input(second)];
+        self.tape().launch_differentiable(kernel, Derivative { inputs: &[self], saves, backward }).swap_remove(0)
+    }
+
     /// Writes values at these places, of a tensor without gradient.
     pub(crate) fn put_at(&self, places: &Tensor, values: &Tensor) {
         let outputs = vec![Out::View(self, self.layout().clone())];
@@ -112,16 +162,21 @@ impl Tensor {
         }
         let (factors, mut saves) = Factors::new(self, matrices);
         saves.push(Slot::Input(ends));
-        let layout = padded(self.dtype(), &[*rows, *columns]);
+        let out = padded(self.dtype(), &[*rows, *columns]);
         let own = [matrices.shape()[0], *columns, *inner];
+        let is_flipped = matrices.layout().strides.get(1) == Some(&1);
         let backward = Box::new(move |gradients: &Gradients<'_>| {
             let gradient = gradients.output();
             let Some(ends) = gradients.saved.last() else { return vec![] };
             let product = |left: &Tensor, right: &Tensor, shape: &[u64]| {
-                let outputs = vec![Out::New(padded(left.dtype(), shape))];
+                let outputs = vec![padded(left.dtype(), shape)];
                 left.tape().launch_one(Kernel::new(NAME, &[left, right, ends], outputs))
             };
             let for_matrices = factors.left_for_right(gradients).map(|rows| {
+                if !is_flipped {
+                    let flipped = rows.transpose(-2, -1);
+                    return product(&flipped, gradient, &[own[0], own[2], own[1]]);
+                }
                 let transposed = {
                     let flipped = gradient.transpose(-2, -1);
                     product(&flipped, rows, &own)
@@ -134,7 +189,7 @@ impl Tensor {
             });
             vec![for_rows, for_matrices]
         });
-        let kernel = Kernel::new(NAME, &[self, matrices, ends], vec![Out::New(layout)]);
+        let kernel = Kernel::new(NAME, &[self, matrices, ends], vec![out]);
         let derivative = Derivative { inputs: &[self, matrices], saves, backward };
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
@@ -145,13 +200,8 @@ const NAME: &str = "_grouped_mm.default";
 /// The kernel aligns its rows to this many bytes (`create_grouped_gemm_output_tensor`).
 const ROW_ALIGNMENT: u64 = 16;
 
-fn padded(dtype: Dtype, shape: &[u64]) -> Layout {
-    let step = ROW_ALIGNMENT / dtype.size().max(1);
-    let mut wide = shape.to_vec();
-    if let Some(columns) = wide.last_mut() {
-        *columns = columns.next_multiple_of(step);
-    }
-    Layout { shape: shape.to_vec(), ..Layout::contiguous(dtype, &wide) }
+fn padded(dtype: Dtype, shape: &[u64]) -> Out<'static> {
+    Out::aligned(dtype, shape, ROW_ALIGNMENT / dtype.size().max(1))
 }
 
 fn mismatch(rows: &Tensor, matrices: &Tensor) -> FakeError {

@@ -1,5 +1,6 @@
 use rematic_trace::{Dtype, Layout};
 
+use super::elementwise::promoted;
 use crate::autograd::Gradients;
 use crate::error::FakeError;
 use crate::kernel::{Derivative, Kernel, Out};
@@ -44,6 +45,22 @@ fn view_strides(layout: &Layout, shape: &[u64]) -> Option<Vec<u64>> {
     (target == 0).then_some(strides)
 }
 
+/// `CopySlices::apply`: the gradient of what was there before, and that of the part which was written.
+fn part_gradients(gradients: &Gradients<'_>, whole: Layout, part: Layout, dtype: Dtype) -> Vec<Option<Tensor>> {
+    let (tape, gradient) = (gradients.tape, gradients.output());
+    let result = tape.launch_one(Kernel::new("new_empty_strided.default", &[gradient], vec![Out::New(whole)]));
+    result.change("copy_.default", &[gradient]);
+    let slice = tape.launch_one(Kernel::view("as_strided.default", &result, vec![Out::View(&result, part)]));
+    let mut copy = slice.clone_contiguous();
+    if !gradients.wanted[0] {
+        return vec![None, Some(copy.to(dtype))];
+    }
+    let zeros = copy.map("zeros_like.default");
+    copy = copy.to(dtype);
+    slice.change("copy_.default", &[&zeros]);
+    vec![Some(result), Some(copy)]
+}
+
 /// The layout of tensors that are joined along a dimension, if they can be.
 fn joined(tensors: &[&Tensor], dim: isize) -> Option<Layout> {
     let (first, others) = tensors.split_first()?;
@@ -57,7 +74,8 @@ fn joined(tensors: &[&Tensor], dim: isize) -> Option<Layout> {
         let extent = shape.get_mut(axis)?;
         *extent = extent.saturating_add(other.size(dim));
     }
-    (axis < shape.len()).then(|| Layout::contiguous(first.dtype(), &shape))
+    let dtype = tensors.iter().fold(first.dtype(), |dtype, tensor| promoted(dtype, tensor.dtype()));
+    (axis < shape.len()).then(|| Layout::contiguous(dtype, &shape))
 }
 
 impl Tensor {
@@ -129,6 +147,22 @@ impl Tensor {
         layout
     }
 
+    /// The dimensions in another order: where each one was.
+    pub(crate) fn permute(&self, order: &[usize]) -> Tensor {
+        let own = self.layout();
+        if order.len() != own.shape.len() || order.iter().any(|&dim| dim >= own.shape.len()) {
+            let _ = self.misfit("permute.default", "every dimension must be named once");
+            return self.clone();
+        }
+        let pick = |from: &[u64]| order.iter().map(|&dim| from[dim]).collect();
+        let layout = Layout { dtype: own.dtype, shape: pick(&own.shape), strides: pick(&own.strides) };
+        let mut back = vec![0; order.len()];
+        for (place, &dim) in order.iter().enumerate() {
+            back[dim] = place;
+        }
+        self.viewed("permute.default", layout, move |gradient| gradient.permute(&back))
+    }
+
     /// A new dimension of extent 1 at `dim`.
     #[must_use]
     pub fn unsqueeze(&self, dim: isize) -> Tensor {
@@ -197,6 +231,22 @@ impl Tensor {
         layout
     }
 
+    /// The first place of a dimension, which goes.
+    pub(crate) fn select(&self, dim: isize) -> Tensor {
+        let axis = self.axis(dim);
+        if axis >= self.shape().len() {
+            let _ = self.misfit("select.int", "the dimension must exist");
+            return self.clone();
+        }
+        let mut layout = self.layout().clone();
+        layout.shape.remove(axis);
+        layout.strides.remove(axis);
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        self.viewed("select.int", layout, move |gradient| {
+            gradient.tape().launch_one(Kernel::new("select_backward.default", &[gradient], vec![Out::New(own)]))
+        })
+    }
+
     /// The same tensor under another identity, as Python's `x[:]` gives it.
     #[must_use]
     pub fn alias(&self) -> Tensor {
@@ -210,17 +260,18 @@ impl Tensor {
         self.tape().launch_one(Kernel::view("detach.default", self, outputs))
     }
 
-    /// Pieces of `size` along a dimension.
+    /// Pieces of `size` along a dimension; the last may have less.
     #[must_use]
     pub fn split(&self, size: u64, dim: isize) -> Vec<Tensor> {
         let axis = self.axis(dim);
         let extent = self.size(dim);
-        if size == 0 || !extent.is_multiple_of(size) || axis >= self.shape().len() {
-            let _ = self.misfit("split.Tensor", "the pieces must divide the dimension");
+        if size == 0 || axis >= self.shape().len() {
+            let _ = self.misfit("split.Tensor", "the pieces must have a length, along a dimension that there is");
             return Vec::new();
         }
-        let pieces = extent / size;
-        let outputs = (0..pieces).map(|piece| Out::View(self, self.sliced(axis, piece * size, (piece + 1) * size)));
+        let end = |piece: u64| (piece + 1).saturating_mul(size).min(extent);
+        let pieces = 0..extent.div_ceil(size);
+        let outputs = pieces.map(|piece| Out::View(self, self.sliced(axis, piece * size, end(piece))));
         let kernel = Kernel::view("split.Tensor", self, outputs.collect());
         let own = self.layout().clone();
         let backward = Box::new(move |gradients: &Gradients<'_>| {
@@ -229,6 +280,48 @@ impl Tensor {
             vec![Some(gradients.tape.launch_one(Kernel::new("cat.default", &parts, vec![Out::New(full)])))]
         });
         self.tape().launch_differentiable(kernel, Derivative { inputs: &[self], saves: vec![], backward })
+    }
+
+    /// What is before and behind a place of the last dimension.
+    pub(crate) fn split_at(&self, place: u64) -> (Tensor, Tensor) {
+        let (axis, extent) = (self.axis(-1), self.size(-1));
+        if place > extent || self.shape().is_empty() {
+            let _ = self.misfit("split_with_sizes.default", "the place must lie inside the dimension");
+            return (self.clone(), self.clone());
+        }
+        let parts = [self.sliced(axis, 0, place), self.sliced(axis, place, extent)];
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let parts: Vec<&Tensor> = gradients.outputs.iter().flatten().collect();
+            vec![Some(gradients.tape.launch_one(Kernel::new("cat.default", &parts, vec![Out::New(own)])))]
+        });
+        let outputs = parts.map(|layout| Out::View(self, layout)).into();
+        let kernel = Kernel::view("split_with_sizes.default", self, outputs);
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        let mut made = self.tape().launch_differentiable(kernel, derivative);
+        let second = made.swap_remove(1);
+        (made.swap_remove(0), second)
+    }
+
+    /// Memory of this shape, of the same type, that holds nothing yet.
+    pub(crate) fn new_empty(&self, shape: &[u64]) -> Tensor {
+        let layout = Layout::contiguous(self.dtype(), shape);
+        self.tape().launch_one(Kernel::new("new_empty.default", &[self], vec![Out::New(layout)]))
+    }
+
+    /// The tensor with `part` written into its last dimension from `start` on. Autograd makes one node of it (`CopySlices`), which
+    /// takes the gradient of the whole apart.
+    pub(crate) fn with_part(self, start: u64, part: &Tensor) -> Tensor {
+        let tape = self.tape().clone();
+        let end = start.saturating_add(part.size(-1));
+        let slice = tape.no_grad(|| self.slice(-1, start, end));
+        let (whole, own) = (self.layout().clone(), slice.layout().clone());
+        let dtype = part.dtype();
+        let backward = Box::new(move |gradients: &Gradients<'_>| part_gradients(gradients, whole, own, dtype));
+        let outputs = vec![Out::View(&slice, slice.layout().clone())];
+        let kernel = Kernel::new("copy_.default", &[&slice, part], outputs).mutating(&[&slice]);
+        let derivative = Derivative { inputs: &[&self, part], saves: vec![], backward };
+        tape.launch_on(kernel, derivative, &self)
     }
 
     /// `N` equal pieces along a dimension.
