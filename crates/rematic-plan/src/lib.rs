@@ -5,6 +5,7 @@
 //! [`Problem::greedy`] choose among them, and promise what the replay says. A plan that is saved is a [`PlanDocument`];
 //! an [`Explanation`] says why a step peaks where it does, and what brings the peak down.
 
+mod bounded;
 mod cancel;
 mod document;
 mod enumeration;
@@ -18,11 +19,14 @@ mod planner;
 mod problem;
 mod region;
 mod replayed;
+mod runs;
 mod search;
 mod selection;
 
 pub use cancel::Cancel;
-pub use document::{DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedOp, PlannedRegion};
+pub use document::{
+    DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedCall, PlannedOp, PlannedRegion,
+};
 pub use error::PlanError;
 pub use explanation::{
     CategoryBytes, Explanation, Moment, Numerics, Place, Remedy, RemedyKind, ResidentGroup, Together, resident_groups,

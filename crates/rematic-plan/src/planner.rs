@@ -37,26 +37,28 @@ const LOOSENINGS: usize = 3;
 /// aims, as a share.
 const OTHER_AIMS: [(Pricing, f64); 3] = [(Pricing::High, 0.0), (Pricing::Low, 0.005), (Pricing::Low, 0.02)];
 /// Times that differ by a smaller share are equal: the replay adds them in another order.
-const SAME: f64 = 1e-9;
+pub(crate) const SAME: f64 = 1e-9;
 /// A plan that is so near to its bound is not searched any further.
-const NEAR: f64 = 1e-4;
+pub(crate) const NEAR: f64 = 1e-4;
 /// How much is done for a plan.
 #[derive(Clone, Copy, PartialEq)]
-struct Effort {
+pub(crate) struct Effort {
     /// How long plans are searched for a better one, in lives of storages changed.
     changes: usize,
     /// A plan so near to the bound of the relaxation, as a share, is near enough for the search to go on from.
     enough: f64,
-    /// Whether the bound by moments is wanted too.
-    bound: bool,
+    /// How much work it may be to show that there is no better one.
+    proof: usize,
 }
 
-/// For a budget: some 60 ms of search.
-const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, bound: true };
+/// For a budget: some 60 ms of search, and as much to show that there is no better plan.
+const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, proof: 1_000_000 };
 /// For a point of a curve.
-const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, bound: true };
+const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 100_000 };
 /// For a question whose answer only leads on.
-const QUICK: Effort = Effort { changes: 6_000, enough: 5e-3, bound: false };
+const QUICK: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 0 };
+/// The part of a proof that is tried before the search: it often finds the best plan and shows that it is.
+const FIRST_PROOF: usize = 4;
 /// Any plan within the budget is near enough.
 const ANY: f64 = 1.0;
 /// The search for the least budget ends when it is known to this share.
@@ -78,24 +80,29 @@ impl Problem {
     /// Whether the relaxation has a solution for a budget: where it has none, no plan is within it.
     #[must_use]
     pub fn may_be_within(&self, budget: Bytes) -> bool {
-        exact::is_feasible(self, budget.0)
+        exact::is_feasible(self, budget.0) || self.runs_may_be_within(budget)
     }
 
-    fn exact_with(&self, budget: Bytes, effort: Effort) -> Outcome {
+    pub(crate) fn exact_with(&self, budget: Bytes, effort: Effort) -> Outcome {
         if self.baseline().peak <= budget {
             return Outcome { verdict: Verdict::Fits, solution: self.unplanned() };
         }
+        self.with_runs(budget, effort, self.exact_alone(budget, effort))
+    }
+
+    /// Without runs: the plan within the budget, or the one with the lowest peak.
+    fn exact_alone(&self, budget: Bytes, effort: Effort) -> Outcome {
         if let Some(solution) = self.searched(budget, effort) {
             return Outcome { verdict: Verdict::Planned, solution };
         }
-        let least = self.least();
+        let least = self.least_alone();
         if least.replayed.peak > budget {
             return Outcome { verdict: Verdict::Infeasible, solution: least };
         }
         // Its bound is that of a smaller budget.
         let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
         let solution = Solution { lower_bound, ..least };
-        let solution = if effort.bound { self.bounded(budget, solution) } else { solution };
+        let solution = self.bounded(budget, solution, effort.proof);
         Outcome { verdict: Verdict::Planned, solution }
     }
 
@@ -107,31 +114,13 @@ impl Problem {
             .map(|relaxed| Millis(relaxed.lower_bound))
     }
 
-    /// A time of recomputation that no plan within the budget stays below, from the prices of bytes at each moment; `known` is
-    /// that of a plan within it.
-    #[must_use]
-    pub fn bound_by_moments(&self, budget: Bytes, known: Millis) -> Millis {
-        if self.nodes.is_empty() { Millis(0.0) } else { Millis(self.bound().within(self, budget, known.0)) }
-    }
-
-    /// The plan with the better of two bounds.
-    fn bounded(&self, budget: Bytes, solution: Solution) -> Solution {
-        let time = solution.replayed.recompute;
-        if time.0 <= solution.lower_bound.0 * (1.0 + NEAR) {
-            return solution;
-        }
-        // Sums of the same times in another order differ a little.
-        let bound = self.bound_by_moments(budget, time).0 * (1.0 - SAME);
-        let lower_bound = Millis(solution.lower_bound.0.max(bound).min(time.0));
-        Solution { lower_bound, ..solution }
-    }
-
     /// What the programme finds, bettered on the replay.
     fn searched(&self, budget: Bytes, effort: Effort) -> Option<Solution> {
         let fitted = self.fit(budget, effort.enough);
         if self.enumeration().is_some() {
             return fitted;
         }
+        let fitted = fitted.map(|found| self.bounded(budget, found, effort.proof / FIRST_PROOF));
         let is_best = |found: &Solution| found.replayed.recompute.0 <= found.lower_bound.0 * (1.0 + NEAR);
         if fitted.as_ref().is_some_and(is_best) {
             return fitted;
@@ -160,7 +149,7 @@ impl Problem {
             }
             (fitted, _) => fitted,
         };
-        solution.map(|solution| if effort.bound { self.bounded(budget, solution) } else { solution })
+        solution.map(|solution| self.bounded(budget, solution, effort.proof))
     }
 
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
@@ -253,35 +242,6 @@ impl Problem {
         best
     }
 
-    /// The first of so many plans, each of which drops more than the one before, that is within the budget; the last one if
-    /// none is. Also says how many there are up to it.
-    ///
-    /// Each lowers the peak or leaves it, up to small things, so it is found by bisection.
-    pub(crate) fn first_within(
-        &self,
-        budget: Bytes,
-        count: usize,
-        plan: impl Fn(usize) -> Vec<Checkpoint>,
-    ) -> (usize, (Vec<Checkpoint>, Replayed)) {
-        let replayed = |index: usize| {
-            let checkpoints = plan(index);
-            let replayed = self.replay(&checkpoints);
-            (checkpoints, replayed)
-        };
-        let mut best = replayed(count);
-        let (mut low, mut high) = (0, count);
-        while best.1.peak <= budget && high - low > 1 {
-            let middle = low + (high - low) / 2;
-            let tried = replayed(middle);
-            if tried.1.peak <= budget {
-                (best, high) = (tried, middle);
-            } else {
-                low = middle;
-            }
-        }
-        (high, best)
-    }
-
     /// Replays a plan. Where it is above the aim, what the replay says beyond what the model said is noted: from now on
     /// the model counts it too.
     fn tighten(&self, aim: Bytes, picks: &[Pick], checkpoints: &[Checkpoint], tightening: &mut Tightening) -> Replayed {
@@ -291,7 +251,9 @@ impl Problem {
         for pick in picks {
             freed.push(freed[freed.len() - 1] + pick.policy.freed.0);
         }
-        let freed_before = |position: usize| freed[picks.partition_point(|pick| nodes[pick.node].end <= position)];
+        let up_to = |position: usize| freed[picks.partition_point(|pick| nodes[pick.node].end <= position)];
+        // What a micro-batch drops is there again before the next one begins.
+        let freed_before = |position: usize| up_to(position) - up_to(self.beginning(position));
         let node_of = |op: usize| {
             let at = picks.partition_point(|pick| nodes[pick.node].end <= op);
             picks.get(at).filter(|pick| nodes[pick.node].start <= op)
@@ -364,9 +326,8 @@ impl Problem {
         curve
     }
 
-    /// The plan with the lowest peak: of all where they are few, otherwise by bisection over budgets.
-    #[must_use]
-    pub fn least(&self) -> Solution {
+    /// The plan with the lowest peak without runs: of all where they are few, otherwise by bisection over budgets.
+    pub(crate) fn least_alone(&self) -> Solution {
         self.least.get_or_init(|| self.find_least()).clone()
     }
 
@@ -376,11 +337,7 @@ impl Problem {
     /// above it. So budgets are tried at growing distances from there, and then between the last two.
     fn least_fitted(&self) -> Solution {
         let mut best = self.unplanned();
-        let (mut low, mut high) = (0, best.replayed.peak.0);
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if exact::is_feasible(self, middle) { high = middle } else { low = middle }
-        }
+        let mut low = exact::lowest(self).0.saturating_sub(1);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small part of the peak")]
         let near = |best: &Solution| ((LEAST_SHARE * best.replayed.peak.0 as f64) as u64).max(1);
         let mut distance = near(&best);
@@ -434,6 +391,6 @@ impl Problem {
             }
         }
         let lower_bound = self.lower_bound(peak).map_or(0.0, |bound| bound.0).min(best.replayed.recompute.0);
-        self.bounded(peak, Solution { lower_bound: Millis(lower_bound), ..best })
+        self.bounded(peak, Solution { lower_bound: Millis(lower_bound), ..best }, WHOLE.proof)
     }
 }

@@ -154,12 +154,13 @@ fn find<'a>(origin: &'a Origin, name: &str) -> Option<&'a str> {
 fn precision(origin: &Origin) -> Option<String> {
     let computes = origin.precision?;
     let autocast = find(origin, AUTOCAST).and_then(|name| name.parse::<Dtype>().ok());
+    let scaler = |dtype: Dtype| if dtype == Dtype::F16 { ", without the loss scaler" } else { "" };
     if let Some(autocast) = autocast {
-        let scaler = if autocast == Dtype::F16 { ", without the loss scaler" } else { "" };
+        let scaler = scaler(autocast);
         return Some(format!("mixed {} ({} parameters{scaler})", autocast.spelled(), computes.spelled()));
     }
     Some(match (find(origin, SHARDS), computes) {
-        (Some(shards), _) => format!("mixed {} ({shards} shards)", computes.spelled()),
+        (Some(shards), _) => format!("mixed {} ({shards} shards{})", computes.spelled(), scaler(computes)),
         (None, Dtype::Bf16 | Dtype::F16) if find(origin, LORA).is_some() => {
             format!("{} (adapters fp32)", computes.spelled())
         }

@@ -199,6 +199,12 @@ impl Model {
         Ok(self)
     }
 
+    /// The sequences, or samples, in its batch.
+    #[must_use]
+    pub fn batch(&self) -> u64 {
+        self.batch
+    }
+
     /// The optimizer of its step.
     #[must_use]
     pub fn optimizer(&self) -> Optimizer {
@@ -268,6 +274,7 @@ impl Model {
             return Err(out_of_range("tp", ranks, "it must be at least 2"));
         }
         self.recipe.check_shared()?;
+        sharing::check_optimizer(self.optimizer)?;
         let rank = options.tp_rank.unwrap_or(0);
         if rank >= ranks {
             let rule = format!("{} GPUs have the ranks 0 to {}", ranks, ranks - 1);

@@ -20,6 +20,7 @@ const ACCUMULATE: &str = "accumulate";
 const LORA: &str = "lora";
 const LORA_TARGETS: &str = "lora-targets";
 const LORA_ALPHA: &str = "lora-alpha";
+const LORA_DTYPE: &str = "lora-dtype";
 const FREEZE: &str = "freeze";
 const LOSS: &str = "loss";
 const CHUNKED: &str = "chunked";
@@ -62,7 +63,12 @@ impl Recipe {
         Recipe {
             autocast: find(AUTOCAST).and_then(|name| name.parse().ok()),
             accumulate: find(ACCUMULATE).and_then(|text| text.parse().ok()),
-            lora: lora.map(|rank| Lora { rank, targets: list(LORA_TARGETS), alpha: number(LORA_ALPHA) }),
+            lora: lora.map(|rank| Lora {
+                rank,
+                targets: list(LORA_TARGETS),
+                alpha: number(LORA_ALPHA),
+                dtype: find(LORA_DTYPE).and_then(|name| name.parse().ok()),
+            }),
             freeze: list(FREEZE),
             loss: find(LOSS).filter(|kind| *kind == CHUNKED).map(|_| LossKind::Chunked),
         }
@@ -145,14 +151,13 @@ impl Recipe {
 
     /// What a model that several ranks share does not take.
     pub(super) fn check_shared(&self) -> Result<(), FakeError> {
-        match self.given().filter(|option| *option != Opt(ACCUMULATE)) {
-            Some(option) => Err(out_of_range(
-                option.0,
-                "given",
-                &format!("it is not known together with {}; leave one of the two out", Opt("tp")),
-            )),
-            None => Ok(()),
-        }
+        let Some(option) = self.given().filter(|option| *option != Opt(ACCUMULATE)) else { return Ok(()) };
+        let instead = if self.autocast.is_some() {
+            format!("add {}, which has its own rule for mixed precision, or train in bf16", Opt("fsdp"))
+        } else {
+            format!("take {} alone, or capture the parallel model in Python", Opt("fsdp"))
+        };
+        Err(out_of_range(option.0, "given", &format!("it is not known together with {}; {instead}", Opt("tp"))))
     }
 
     /// Notes it on the tape of a step, before the model is made.
@@ -170,6 +175,8 @@ impl Recipe {
         note(LORA_TARGETS, targets.as_ref().map(|targets| targets as &dyn fmt::Display));
         let alpha = self.lora.as_ref().and_then(|lora| lora.alpha.as_ref());
         note(LORA_ALPHA, alpha.map(|alpha| alpha as &dyn fmt::Display));
+        let dtype = self.lora.as_ref().and_then(|lora| lora.dtype.as_ref());
+        note(LORA_DTYPE, dtype.map(|dtype| dtype as &dyn fmt::Display));
         note(FREEZE, freeze.as_ref().map(|freeze| freeze as &dyn fmt::Display));
         let chunks_loss = self.loss == Some(LossKind::Chunked);
         note(LOSS, chunks_loss.then_some(&CHUNKED as &dyn fmt::Display));

@@ -282,6 +282,18 @@ impl Tensor {
         })
     }
 
+    /// `self.relu_()`: in the memory of `self`, which nothing may have saved.
+    #[must_use]
+    pub fn relu_in_place(self) -> Tensor {
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            vec![Some(gradients.output().zip("threshold_backward.default", &gradients.saved[0]))]
+        });
+        let outputs = vec![Out::View(&self, self.layout().clone())];
+        let kernel = Kernel::new("relu_.default", &[&self], outputs).mutating(&[&self]);
+        let derivative = Derivative { inputs: &[&self], saves: vec![Slot::Output(0)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     /// `-self`.
     #[must_use]
     pub fn neg(&self) -> Tensor {

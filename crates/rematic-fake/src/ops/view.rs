@@ -260,17 +260,18 @@ impl Tensor {
         self.tape().launch_one(Kernel::view("detach.default", self, outputs))
     }
 
-    /// Pieces of `size` along a dimension.
+    /// Pieces of `size` along a dimension; the last may have less.
     #[must_use]
     pub fn split(&self, size: u64, dim: isize) -> Vec<Tensor> {
         let axis = self.axis(dim);
         let extent = self.size(dim);
-        if size == 0 || !extent.is_multiple_of(size) || axis >= self.shape().len() {
-            let _ = self.misfit("split.Tensor", "the pieces must divide the dimension");
+        if size == 0 || axis >= self.shape().len() {
+            let _ = self.misfit("split.Tensor", "the pieces must have a length, along a dimension that there is");
             return Vec::new();
         }
-        let pieces = extent / size;
-        let outputs = (0..pieces).map(|piece| Out::View(self, self.sliced(axis, piece * size, (piece + 1) * size)));
+        let end = |piece: u64| (piece + 1).saturating_mul(size).min(extent);
+        let pieces = 0..extent.div_ceil(size);
+        let outputs = pieces.map(|piece| Out::View(self, self.sliced(axis, piece * size, end(piece))));
         let kernel = Kernel::view("split.Tensor", self, outputs.collect());
         let own = self.layout().clone();
         let backward = Box::new(move |gradients: &Gradients<'_>| {

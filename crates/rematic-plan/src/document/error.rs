@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use rematic_trace::FileAction;
+use rematic_trace::{Bytes, FileAction};
 
 use super::{PLAN_FORMAT, PLAN_VERSION};
 
@@ -131,6 +131,24 @@ pub enum DocumentError {
         /// What it says.
         found: u32,
     },
+    /// Runs in a version that has none.
+    #[error("{} is not valid: it has runs of calls, which version {found} of the format has not; plan again", path.display())]
+    RunsVersion {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        found: u32,
+    },
+    /// Runs beside variants.
+    #[error(
+        "{} is not valid: it has variants and checkpoints `{module}` as one; plan without runs (runs=False)", path.display()
+    )]
+    RunsInVariants {
+        /// The file.
+        path: PathBuf,
+        /// The first and the last module of the run.
+        module: String,
+    },
     /// Two variants of one name.
     #[error("{} is not valid: two of its variants are called `{name}`; plan again", path.display())]
     SameName {
@@ -175,6 +193,19 @@ pub enum DocumentError {
         /// How many calls there are.
         calls: usize,
     },
+    /// Calls that do not follow one another.
+    #[error(
+        "the plan is for another step, of {planned}: it checkpoints `{run}` as one, but in this step `{module}` is not called right \
+         after the one before it, with what that returned; plan again for this one"
+    )]
+    NotARun {
+        /// The model that the plan says it is for.
+        planned: String,
+        /// The first and the last module of the run.
+        run: String,
+        /// The call that does not follow.
+        module: String,
+    },
     /// Another operator than the plan expects.
     #[error(
         "the plan is for another step, of {planned}: operator {index} of `{module}` is {} in the plan, but {} in this step; \
@@ -193,6 +224,36 @@ pub enum DocumentError {
         expected: Option<String>,
         /// What the step has; `None` if it has fewer operators.
         found: Option<String>,
+    },
+    /// A step of another batch, type, optimizer or layout.
+    #[error(
+        "the plan is for another step, of {planned}: {fact} is {} in the plan, but {} in this step; plan again for this one, or \
+         give the step as it was planned",
+        expected.as_deref().unwrap_or("not set"),
+        found.as_deref().unwrap_or("not set")
+    )]
+    OtherFact {
+        /// The model that the plan says it is for.
+        planned: String,
+        /// What differs.
+        fact: String,
+        /// What the plan says.
+        expected: Option<String>,
+        /// What the step says.
+        found: Option<String>,
+    },
+    /// A step that takes other memory, although it says the same of itself.
+    #[error(
+        "the plan is for another step, of {planned}: without a plan that one peaks at {expected} ({} bytes), this one at {found} \
+         ({} bytes); plan again for this one, or give the step as it was planned, with the same layers and sizes", expected.0, found.0
+    )]
+    OtherPeak {
+        /// The model that the plan says it is for.
+        planned: String,
+        /// The peak that the plan says the step has without it.
+        expected: Bytes,
+        /// The peak that it has.
+        found: Bytes,
     },
     /// Two regions of the plan contain each other.
     #[error("the plan checkpoints both `{outer}` and `{inner}` inside it; keep one of them")]

@@ -1,248 +1,258 @@
 //! A bound by moments.
 //!
-//! For prices λ ≥ 0 of a byte at each moment of the plain step, no plan within the budget B takes less than the least of
+//! For prices λ ≥ 0 of a byte at each moment, no plan within the budget B takes less than the least of
 //! `time + Σ λ (height − B)` over all plans. A plan changes the heights life by life, and a life's change costs the sum of the
 //! prices of its moments; what is counted is never more than the lives of the draft:
 //!
 //! - What a checkpointed region makes lives at least until all outside of it have let go, and to the end of its use if it is
 //!   saved; what recomputation makes anew lives as it does.
-//! - What a region is given lives at least until its backward is over. That counts only where no two regions beside each other
-//!   are given the same, and then the maker's saving it does not count beyond the plain life.
+//! - What a region is given lives at least until its backward is over. Where several hold the same longer than the plain step
+//!   does (those that are given it, and the one that makes and saves it), each bears a part of what that costs
+//!   ([`Shares`]): one of them alone bears less than it costs, and all together not more.
 //!
 //! So every region decides by itself, item by item, and regions that contain each other exclude each other: one pass over them.
-//! The prices are raised where the cheapest plan is above the budget and lowered where it is below (Polyak's steps).
+//!
+//! The moments at which a region runs again are there only if it is chosen, and those of its operators only if they are not
+//! saved. But no plan is above the budget there either way: where nothing runs, nothing is made, and what is in use was in use
+//! after the operator before. (Where something else than an operator makes memory there, the moments do not count.)
+//!
+//! [`Prices`](super::Prices) are those for which this is highest, and [`Proof`](super::Proof) decides what they leave open.
 
 use std::ops::Range;
 
-use rematic_trace::{Bytes, Category, OpId};
+use rematic_replay::Checkpoint;
+use rematic_trace::{Bytes, Category, Event, OpId, StorageId, Table};
 
+use super::prices::{Part, Prices};
+use super::shares::{Share, Shares};
 use super::{Axis, Lives};
 use crate::problem::Problem;
 
-/// How often prices are changed.
-const ROUNDS: usize = 120;
-/// After so many rounds without a better bound, steps are halved; when they are this small, prices are as good as they get.
-const PATIENCE: usize = 6;
-const SMALLEST: f64 = 1.0 / 64.0;
+/// How much the plan counts when what is held by several is shared anew, beside how often the cheapest plans hold it.
+const SHARINGS: [f64; 3] = [1.0, 0.1, 0.0];
+/// Where less than this share is open, it is not.
+const WORTH_SHARING: f64 = 0.005;
 
-/// Bytes more (or less) in use from one moment to before another.
+/// Bytes more (or less) in use from one span of moments to before another.
 #[derive(Clone, Copy)]
-struct Change {
-    from: u32,
-    until: u32,
-    bytes: f64,
+pub(super) struct Change {
+    pub(super) from: u32,
+    pub(super) until: u32,
+    pub(super) bytes: f64,
 }
 
 /// What one item costs: if it is saved, and if it is recomputed.
-struct Choice {
-    time: f64,
-    saved: Range<usize>,
-    again: Range<usize>,
+#[derive(Clone)]
+pub(super) struct Choice {
+    pub(super) time: f64,
+    pub(super) saved: Range<usize>,
+    pub(super) again: Range<usize>,
 }
 
 /// What a region costs, beside its items.
-struct Offer {
-    time: f64,
-    fixed: Range<usize>,
-    choices: Range<usize>,
+#[derive(Clone)]
+pub(super) struct Offer {
+    pub(super) time: f64,
+    pub(super) fixed: Range<usize>,
+    pub(super) choices: Range<usize>,
 }
 
-/// Prices every plan of a problem.
+/// What every plan of a problem changes at which moments.
+#[derive(Clone)]
 pub(crate) struct Bound {
     /// By node.
-    offers: Vec<Offer>,
+    pub(super) offers: Vec<Offer>,
     /// Of all regions, one after the other.
-    choices: Vec<Choice>,
-    changes: Vec<Change>,
-    /// By moment, the bytes in use in the plain step; nothing for those of recomputation.
-    plain: Vec<Option<f64>>,
-}
-
-/// What a round of prices works with.
-struct Round {
-    /// The sum of the prices before each moment.
-    sums: Vec<f64>,
-    /// By node, the least of all that comes from there on, and whether the node is chosen for it.
-    best: Vec<f64>,
-    takes: Vec<bool>,
-    /// By choice, whether it is recomputed.
-    again: Vec<bool>,
-    /// By moment, how the memory changes there.
-    rises: Vec<f64>,
-    /// By moment, how far the cheapest plan is above the budget.
-    over: Vec<f64>,
+    pub(super) choices: Vec<Choice>,
+    pub(super) changes: Vec<Change>,
+    /// By span of moments between which no life begins or ends: the most bytes in use in the plain step.
+    pub(super) plain: Vec<f64>,
+    shares: Shares,
 }
 
 impl Bound {
     pub(crate) fn new(problem: &Problem) -> Self {
         let (axis, lives) = problem.moments_of_plans();
-        let height = |&(op, before): &(OpId, bool)| (!before).then(|| problem.after(op).0 as f64);
-        let counted = counted_readers(problem, lives);
+        let regions: Vec<Region> = (0..problem.nodes.len()).map(|index| region(problem, axis, lives, index)).collect();
+        let parts = regions.iter().flat_map(Region::parts);
+        let held = parts.filter_map(|part| Some((part.held?, part.from, part.until)));
         let mut bound = Bound {
             offers: Vec::with_capacity(problem.nodes.len()),
             choices: Vec::new(),
             changes: Vec::new(),
-            plain: axis.ops().iter().map(height).collect(),
+            plain: Vec::new(),
+            shares: Shares::new(lives.storages.len(), held),
         };
-        for index in 0..problem.nodes.len() {
-            bound.add(region(problem, axis, lives, &counted, index));
-        }
+        regions.into_iter().for_each(|region| bound.add(region));
+        bound.shares.sort();
+        let restored = after_restore(problem);
+        let height = |&(op, before): &(OpId, bool)| match before {
+            true if restored[op] => 0.0,
+            true => problem.before(op).0 as f64,
+            false => problem.after(op).0 as f64,
+        };
+        bound.join(&axis.ops().iter().map(height).collect::<Vec<_>>());
         bound
     }
 
+    /// Prices with what is held by several shared among those that hold it under a plan, and then as the cheapest plans at the
+    /// prices so far hold it; with the bound that they are for.
+    pub(crate) fn shared_prices(
+        &self,
+        problem: &Problem,
+        parts: &[Part],
+        budget: Bytes,
+        (plan, known): (&[Checkpoint], f64),
+    ) -> (Bound, Prices) {
+        let under_plan = self.holds(problem, plan);
+        let near = self.with_shares(problem, |node, choice| f64::from(u8::from(under_plan(node, choice))));
+        let mut best = (near.prices(problem, parts, budget, known), near);
+        for weight in SHARINGS {
+            if self.shares.are_none() || best.0.bound >= known * (1.0 - WORTH_SHARING) {
+                break;
+            }
+            let usage = best.0.usage.clone();
+            let near = self.with_shares(problem, |node, choice| {
+                weight * f64::from(u8::from(under_plan(node, choice))) + usage.of(node, choice)
+            });
+            let prices = near.prices(problem, parts, budget, known);
+            if prices.bound > best.0.bound {
+                best = (prices, near);
+            }
+        }
+        (best.1, best.0)
+    }
+
+    /// Whether a node is chosen in a plan, and saves a choice.
+    fn holds(&self, problem: &Problem, plan: &[Checkpoint]) -> impl Fn(usize, Option<usize>) -> bool {
+        let mut chosen = vec![false; self.offers.len()];
+        let mut saved = vec![false; self.choices.len()];
+        for checkpoint in plan {
+            let Ok(index) = problem.nodes.binary_search_by_key(&checkpoint.region, |node| node.region) else {
+                continue;
+            };
+            let node = &problem.nodes[index];
+            let is_saved = |op: &usize| checkpoint.saved.binary_search(&OpId::new(node.start + op)).is_ok();
+            chosen[index] = true;
+            for (choice, item) in self.offers[index].choices.clone().zip(&node.candidate.items) {
+                saved[choice] = item.ops.iter().all(is_saved);
+            }
+        }
+        move |node, choice| choice.map_or(chosen[node], |choice| saved[choice])
+    }
+
+    fn with_shares(&self, problem: &Problem, holds: impl Fn(usize, Option<usize>) -> f64) -> Bound {
+        let mut shared = self.clone();
+        self.shares.share(problem, holds, |change, bytes| shared.changes[change].bytes = bytes);
+        shared
+    }
+
     fn add(&mut self, region: Region) {
-        let changes = &mut self.changes;
-        let mut list = |more: Vec<(usize, usize, i64)>| {
-            let start = changes.len();
-            let moment = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
-            let change =
-                |(from, until, bytes)| Change { from: moment(from), until: moment(until), bytes: bytes as f64 };
-            changes.extend(more.into_iter().map(change));
-            start..changes.len()
-        };
-        let (fixed, first) = (list(region.fixed), self.choices.len());
+        let node = self.offers.len();
+        let (fixed, first) = (self.list(region.fixed, node, None), self.choices.len());
         for item in region.items {
-            self.choices.push(Choice { time: item.time, saved: list(item.saved), again: list(item.again) });
+            let choice = self.choices.len();
+            let saved = self.list(item.saved, node, Some(choice));
+            let again = self.list(item.again, node, None);
+            self.choices.push(Choice { time: item.time, saved, again });
         }
         self.offers.push(Offer { time: region.time, fixed, choices: first..self.choices.len() });
     }
 
-    /// A time that no plan within the budget stays below, near to the highest that can be shown this way; `known` is that
-    /// of a plan that is.
-    pub(crate) fn within(&self, problem: &Problem, budget: Bytes, known: f64) -> f64 {
-        let budget = budget.0 as f64;
-        let mut prices = vec![0.0; self.plain.len()];
-        let mut round = Round::new(self);
-        let (mut best, mut step, mut since) = (0.0_f64, 1.0, 0);
-        for _ in 0..ROUNDS {
-            problem.cancel.check();
-            let value = self.cheapest(problem, budget, &prices, &mut round);
-            since += 1;
-            if value > best {
-                (best, since) = (value, 0);
-            } else if since > PATIENCE {
-                (step, since) = (step / 2.0, 0);
-            }
-            if best >= known || step < SMALLEST {
-                break;
-            }
-            let moves = |price: f64, over: f64| price > 0.0 || over > 0.0;
-            let length: f64 = prices.iter().zip(&round.over).filter(|(p, o)| moves(**p, **o)).map(|(_, o)| o * o).sum();
-            if length == 0.0 {
-                break;
-            }
-            let stride = step * (known - value) / length;
-            for (price, over) in prices.iter_mut().zip(&round.over) {
-                *price = (*price + stride * over).max(0.0);
+    fn list(&mut self, parts: Vec<Piece>, node: usize, choice: Option<usize>) -> Range<usize> {
+        let start = self.changes.len();
+        let moment = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
+        for part in parts.into_iter().filter(|part| part.from < part.until) {
+            let bytes = part.bytes as f64;
+            let Some(storage) = part.held.filter(|storage| self.shares.are_shared(*storage)) else {
+                self.changes.push(Change { from: moment(part.from), until: moment(part.until), bytes });
+                continue;
+            };
+            for (from, until) in self.shares.pieces(storage, part.from, part.until) {
+                self.shares.add(Share { storage, until, node, choice, change: self.changes.len(), bytes });
+                self.changes.push(Change { from: moment(from), until: moment(until), bytes: 0.0 });
             }
         }
-        best
+        start..self.changes.len()
     }
 
-    /// The least of all plans at these prices; the round then says how far it is above the budget at each moment.
-    fn cheapest(&self, problem: &Problem, budget: f64, prices: &[f64], round: &mut Round) -> f64 {
-        let Round { sums, best, takes, again, rises, over } = round;
-        let mut sum = 0.0;
-        for (price, slot) in prices.iter().zip(&mut sums[1..]) {
-            sum += price;
-            *slot = sum;
+    /// Joins moments between which no life begins or ends: of those only the highest matters.
+    fn join(&mut self, heights: &[f64]) {
+        let mut begins = vec![false; heights.len() + 1];
+        for change in &self.changes {
+            begins[change.from as usize] = true;
+            begins[change.until as usize] = true;
         }
-        let cost = |changes: &Range<usize>| -> f64 {
-            let cost = |change: &Change| change.bytes * (sums[change.until as usize] - sums[change.from as usize]);
-            self.changes[changes.clone()].iter().map(cost).sum()
-        };
-        let nodes = &problem.nodes;
-        for (index, offer) in self.offers.iter().enumerate().rev() {
-            let mut with = offer.time + cost(&offer.fixed) + best[nodes[index].next];
-            for at in offer.choices.clone() {
-                let choice = &self.choices[at];
-                let (saved, recomputed) = (cost(&choice.saved), choice.time + cost(&choice.again));
-                again[at] = recomputed < saved;
-                with += saved.min(recomputed);
+        let mut span_of = Vec::with_capacity(begins.len());
+        for (moment, begins) in begins.iter().enumerate() {
+            match (heights.get(moment), self.plain.last_mut()) {
+                (Some(height), Some(last)) if !begins => *last = last.max(*height),
+                (Some(height), _) => self.plain.push(*height),
+                // Past the last moment.
+                (None, _) => {
+                    span_of.push(self.plain.len());
+                    break;
+                }
             }
-            takes[index] = with < best[index + 1];
-            best[index] = if takes[index] { with } else { best[index + 1] };
+            span_of.push(self.plain.len() - 1);
         }
-        rises.fill(0.0);
-        let mut note = |changes: &Range<usize>| {
-            for change in &self.changes[changes.clone()] {
-                rises[change.from as usize] += change.bytes;
-                rises[change.until as usize] -= change.bytes;
-            }
-        };
-        let mut index = 0;
-        while index < nodes.len() {
-            if !takes[index] {
-                index += 1;
-                continue;
-            }
-            let offer = &self.offers[index];
-            note(&offer.fixed);
-            for at in offer.choices.clone() {
-                let choice = &self.choices[at];
-                note(if again[at] { &choice.again } else { &choice.saved });
-            }
-            index = nodes[index].next;
+        let span = |moment: u32| u32::try_from(span_of[moment as usize]).unwrap_or(u32::MAX);
+        for change in &mut self.changes {
+            (change.from, change.until) = (span(change.from), span(change.until));
         }
-        let (mut value, mut now) = (best[0], 0.0);
-        for (((plain, rise), price), over) in self.plain.iter().zip(&*rises).zip(prices).zip(over) {
-            now += rise;
-            *over = plain.map_or(0.0, |plain| plain + now - budget);
-            value += plain.map_or(0.0, |plain| price * (plain - budget));
-        }
-        value
     }
 }
 
-impl Round {
-    fn new(bound: &Bound) -> Self {
-        let (moments, nodes) = (bound.plain.len(), bound.offers.len());
-        Round {
-            sums: vec![0.0; moments + 1],
-            best: vec![0.0; nodes + 1],
-            takes: vec![false; nodes],
-            again: vec![false; bound.choices.len()],
-            rises: vec![0.0; moments + 1],
-            over: vec![0.0; moments],
+/// By operator: whether memory came back between the one before and it.
+fn after_restore(problem: &Problem) -> Table<OpId, bool> {
+    let mut after = problem.trace.ops().filled(false);
+    let mut restored = false;
+    for &event in problem.trace.events() {
+        match event {
+            Event::Restore(_) => restored = true,
+            Event::Op(op) => after[op] = std::mem::replace(&mut restored, false),
+            _ => {}
         }
     }
+    after
 }
 
 /// What a region costs, and each of its items.
 struct Region {
     time: f64,
-    fixed: Vec<(usize, usize, i64)>,
+    fixed: Vec<Piece>,
     items: Vec<Item>,
 }
 
 struct Item {
     time: f64,
-    saved: Vec<(usize, usize, i64)>,
-    again: Vec<(usize, usize, i64)>,
+    saved: Vec<Piece>,
+    again: Vec<Piece>,
 }
 
-/// By storage: whether those that are given it contain each other, so that only one of them is checkpointed.
-fn counted_readers(problem: &Problem, lives: &Lives) -> Vec<bool> {
-    let nodes = &problem.nodes;
-    let mut counted = vec![true; lives.storages.len()];
-    let mut last: Vec<Option<usize>> = vec![None; lives.storages.len()];
-    for (index, node) in lives.nodes.iter().enumerate() {
-        for input in &node.inputs {
-            let before = last[input.index()].replace(index);
-            counted[input.index()] &= before.is_none_or(|before| nodes[before].next > index);
-        }
+/// Bytes more (or less) in use from one moment to before another.
+struct Piece {
+    from: usize,
+    until: usize,
+    bytes: i64,
+    /// If others may hold them too: what they are.
+    held: Option<StorageId>,
+}
+
+impl Region {
+    fn parts(&self) -> impl Iterator<Item = &Piece> {
+        self.fixed.iter().chain(self.items.iter().flat_map(|item| &item.saved))
     }
-    counted
 }
 
-fn region(problem: &Problem, axis: &Axis, lives: &Lives, counted: &[bool], index: usize) -> Region {
+fn region(problem: &Problem, axis: &Axis, lives: &Lives, index: usize) -> Region {
     let node = &problem.nodes[index];
     let (block, own) = (&axis.blocks[index], &lives.nodes[index]);
     let mut region = Region { time: 0.0, fixed: Vec::new(), items: Vec::new() };
-    for input in own.inputs.iter().filter(|input| counted[input.index()]) {
+    for &input in &own.inputs {
         let life = &lives.storages[input.index()];
         if own.over > life.plain {
-            region.fixed.push((life.plain, own.over, life.bytes));
+            region.fixed.push(Piece { from: life.plain, until: own.over, bytes: life.bytes, held: Some(input) });
         }
     }
     // What is done with each operator: an item of it, always saved, or always recomputed.
@@ -269,14 +279,12 @@ fn region(problem: &Problem, axis: &Axis, lives: &Lives, counted: &[bool], index
             matches!(problem.trace.storages()[birth.storage].category, Category::Parameter | Category::Buffer);
         let end = |op: &OpId| if permanent { 0 } else { lives.unsaved[op.index()] };
         let released = outside.map(end).fold(life.dropped, usize::max);
-        let mut kept = released.max(if birth.reached { birth.until } else { own.over });
-        if !lives.readers(birth.storage).is_empty() {
-            kept = kept.min(life.plain.max(released));
-        }
-        let saved = change(life.plain, kept, life.bytes);
-        let mut again = vec![change(life.plain, released, life.bytes)];
+        let kept = released.max(if birth.reached { birth.until } else { own.over });
+        let saved = Piece { held: (kept > life.plain).then_some(birth.storage), ..part(life.plain, kept, life.bytes) };
+        let mut again = vec![part(life.plain, released, life.bytes)];
         if birth.reached {
-            again.push((birth.from, birth.until.max(birth.from), life.bytes));
+            let until = birth.until.max(birth.from);
+            again.push(Piece { from: birth.from, until, bytes: life.bytes, held: None });
         }
         let op = birth.op - node.start;
         match item_of[op] {
@@ -292,6 +300,7 @@ fn region(problem: &Problem, axis: &Axis, lives: &Lives, counted: &[bool], index
 }
 
 /// What lives until another moment than in the plain step.
-fn change(plain: usize, until: usize, bytes: i64) -> (usize, usize, i64) {
-    if until < plain { (until, plain, -bytes) } else { (plain, until, bytes) }
+fn part(plain: usize, until: usize, bytes: i64) -> Piece {
+    let (from, until, bytes) = if until < plain { (until, plain, -bytes) } else { (plain, until, bytes) };
+    Piece { from, until, bytes, held: None }
 }
