@@ -19,11 +19,14 @@ mod planner;
 mod problem;
 mod region;
 mod replayed;
+mod runs;
 mod search;
 mod selection;
 
 pub use cancel::Cancel;
-pub use document::{DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedOp, PlannedRegion};
+pub use document::{
+    DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedCall, PlannedOp, PlannedRegion,
+};
 pub use error::PlanError;
 pub use explanation::{
     CategoryBytes, Explanation, Moment, Numerics, Place, Remedy, RemedyKind, ResidentGroup, Together, resident_groups,

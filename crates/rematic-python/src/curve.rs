@@ -107,7 +107,7 @@ impl Curve {
 /// Plans for budgets from the step as it is down to the least that can be reached.
 #[pyfunction]
 #[pyo3(signature = (trace, points=50, *, device=DeviceName::default(), device_file=None, cost="physical", cost_table=None, only=None,
-                    never=None, whole=false, world_size=1, allocator=None, alloc_conf=None))]
+                    never=None, whole=false, runs=true, world_size=1, allocator=None, alloc_conf=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn curve(
     py: Python<'_>,
@@ -120,6 +120,7 @@ pub(crate) fn curve(
     only: Option<Patterns>,
     never: Option<Patterns>,
     whole: bool,
+    runs: bool,
     world_size: u64,
     allocator: Option<&str>,
     alloc_conf: Option<&str>,
@@ -129,7 +130,7 @@ pub(crate) fn curve(
     }
     let target =
         Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator, alloc_conf)? };
-    let limits = option::limits(only, never, whole);
+    let limits = option::limits(only, never, whole, runs);
     let question = Question::new(&trace.last, &trace.step, target, limits);
     let answer =
         interruptible(py, &question.cancel(), move || question.study()?.curve(points, || {}))?.map_err(exception)?;

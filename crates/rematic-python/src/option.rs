@@ -190,6 +190,6 @@ pub(crate) fn lora(rank: Option<u64>, targets: Option<Patterns>, alpha: Option<f
     }
 }
 
-pub(crate) fn limits(only: Option<Patterns>, never: Option<Patterns>, whole: bool) -> Limits {
-    Limits { only: list(only), never: list(never), whole, ..Limits::default() }
+pub(crate) fn limits(only: Option<Patterns>, never: Option<Patterns>, whole: bool, runs: bool) -> Limits {
+    Limits { only: list(only), never: list(never), whole, runs, ..Limits::default() }
 }

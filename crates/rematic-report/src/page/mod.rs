@@ -9,9 +9,9 @@ mod step;
 use std::collections::HashSet;
 
 use rematic_cost::{Costs, Device};
-use rematic_plan::{Explanation, PlanDocument, PlannedRegion};
+use rematic_plan::{Explanation, PlanDocument, PlannedCall, PlannedRegion};
 use rematic_replay::{Allocator, Checkpoint, Recording, Regions};
-use rematic_trace::{Bytes, Category, Decision, Millis, Module, StepTrace};
+use rematic_trace::{Bytes, CallId, Category, Decision, Millis, Module, StepTrace};
 use serde::Serialize;
 
 use crate::html::Template;
@@ -100,7 +100,13 @@ struct RegionView {
     call: usize,
     discard: f64,
     recompute_ms: Millis,
+    /// The further calls of a run: their modules, and which of the calls.
+    then: Vec<(usize, usize)>,
 }
+
+/// Module, first operator, bytes freed, number of the policy, which call, share discarded, time of recomputation, and the further
+/// calls of a run.
+type RegionJson<'a> = (usize, usize, Bytes, u64, usize, f64, Millis, &'a [(usize, usize)]);
 
 impl PlanView {
     /// The plan's document, the same as checkpoints, and the step under it.
@@ -113,8 +119,9 @@ impl PlanView {
         recording: &Recording,
         origins: &Origins,
     ) -> Self {
+        let then = |(id, call): (&CallId, &PlannedCall)| (trace.call(*id).module.index(), call.call);
         let view = |(planned, checkpoint): (&PlannedRegion, &Checkpoint)| {
-            let region = &regions.all()[checkpoint.region];
+            let region = regions.region(checkpoint.region);
             let decision = |decision: Decision| if decision == Decision::Save { 's' } else { 'r' };
             RegionView {
                 module: region.module.index(),
@@ -124,6 +131,7 @@ impl PlanView {
                 call: planned.call,
                 discard: planned.discard,
                 recompute_ms: planned.recompute_ms,
+                then: region.then.iter().zip(&planned.then).map(then).collect(),
             }
         };
         PlanView {
@@ -142,10 +150,12 @@ impl PlanView {
     }
 
     fn json(&self, policies: &mut Numbering<String>) -> PlanJson<'_> {
-        let region = |region: &RegionView| {
-            let RegionView { module, start, freed_bytes, policy, call, discard, recompute_ms } = region;
-            (*module, *start, *freed_bytes, policies.number(policy.clone()), *call, *discard, *recompute_ms)
-        };
+        let regions = self.regions.iter().map(|region| {
+            let RegionView { module, start, freed_bytes, policy, call, discard, recompute_ms, then } = region;
+            let policy = policies.number(policy.clone());
+            (*module, *start, *freed_bytes, policy, *call, *discard, *recompute_ms, then.as_slice())
+        });
+        let regions = regions.collect();
         PlanJson {
             budget_bytes: self.budget_bytes,
             peak_bytes: self.peak_bytes,
@@ -155,7 +165,7 @@ impl PlanView {
             python: &self.python,
             quality: &self.quality,
             kinds: &self.kinds,
-            regions: self.regions.iter().map(region).collect(),
+            regions,
             residents: &self.residents,
             outline: &self.outline,
         }
@@ -222,8 +232,7 @@ struct PlanJson<'a> {
     python: &'a (String, String),
     quality: &'a str,
     kinds: &'a [Kind],
-    /// Module, first operator, bytes freed, number of the policy, which call, share discarded, time of recomputation.
-    regions: Vec<(usize, usize, Bytes, u64, usize, f64, Millis)>,
+    regions: Vec<RegionJson<'a>>,
     /// What is in memory at its peak.
     residents: &'a [(Bytes, usize, [String; 4])],
     outline: &'a Outline,

@@ -88,7 +88,13 @@ fn write(arguments: &PlanArguments, document: Option<&PlanDocument>, warnings: W
 }
 
 pub(crate) fn limits(arguments: &LimitArguments) -> Limits {
-    Limits { only: arguments.only.clone(), never: arguments.never.clone(), whole: arguments.whole, ..Limits::default() }
+    Limits {
+        only: arguments.only.clone(),
+        never: arguments.never.clone(),
+        whole: arguments.whole,
+        runs: !arguments.no_runs,
+        ..Limits::default()
+    }
 }
 
 fn answer(found: &PlanAnswer, json: bool) -> Answer {

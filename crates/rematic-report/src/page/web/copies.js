@@ -1,16 +1,21 @@
 // What can be copied for a budget: the command, the call of `rematic.auto`, the plan as Python, and as the file of `-o`.
 
+// The version of plan files with runs of calls.
+const RUNS_VERSION = 3;
+
 // The plan's file: what all plans of the page share, and what is this one's.
 const planDocument = (plan) => ({
   ...data.frame,
+  version: plan.regions.some(([, , , , , , , then]) => then.length) ? RUNS_VERSION : data.frame.version,
   budget_bytes: plan.budget_bytes,
   peak_bytes: plan.peak_bytes,
   forward_bytes: plan.forward_bytes,
   recompute_ms: plan.recompute_ms,
   lower_bound_ms: plan.lower_bound_ms,
-  regions: plan.regions.map(([module, start, freed, policy, call, discard, recompute]) => ({
+  regions: plan.regions.map(([module, start, freed, policy, call, discard, recompute, then]) => ({
     module: modules[module].path,
     call,
+    ...(then.length ? { then: then.map(([module, call]) => ({ module: modules[module].path, call })) } : {}),
     discard,
     freed_bytes: freed,
     recompute_ms: recompute,
