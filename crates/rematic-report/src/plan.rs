@@ -408,7 +408,7 @@ impl CurveReport<'_> {
 /// A step that is sharded can be sharded more.
 pub(crate) fn sharding_advice(trace: &StepTrace) -> String {
     match trace.place.ranks() {
-        Some(1) => format!(", shard with {}", Opt("world-size")),
+        Some(1) => format!(", shard with {}", Opt("fsdp")),
         _ => ", shard over more devices".to_owned(),
     }
 }
