@@ -389,7 +389,12 @@ impl Problem {
         best
     }
 
-    fn find_least(&self) -> Solution {
+    /// A plan with the lowest peak without runs, whatever it takes.
+    pub(crate) fn lowest_alone(&self) -> Solution {
+        self.lowest.get_or_init(|| self.find_lowest()).clone()
+    }
+
+    fn find_lowest(&self) -> Solution {
         let found = self.enumeration().and_then(|plans| plans.least(self));
         if let Some((checkpoints, replayed)) = found {
             let lower_bound = replayed.recompute;
@@ -408,6 +413,14 @@ impl Problem {
             if replayed.peak < best.replayed.peak {
                 best = Solution { checkpoints, replayed, lower_bound: Millis(0.0) };
             }
+        }
+        best
+    }
+
+    fn find_least(&self) -> Solution {
+        let mut best = self.lowest_alone();
+        if self.enumeration().is_some() {
+            return best;
         }
         let peak = best.replayed.peak;
         let found = Search::new(self, Goal::Time(peak)).run(std::slice::from_ref(&best.checkpoints), WHOLE.changes);

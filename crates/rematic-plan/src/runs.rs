@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use rematic_replay::{Checkpoint, RegionId, Regions, long_chains, tiles};
-use rematic_trace::{Bytes, Phase, Table, Verdict};
+use rematic_trace::{Bytes, Millis, Phase, Table, Verdict};
 
 use crate::exact;
 use crate::planner::{Effort, Outcome, Solution};
@@ -59,19 +59,20 @@ impl Problem {
     /// The plan with the lowest peak.
     #[must_use]
     pub fn least(&self) -> Solution {
-        let mut best = self.least_alone();
+        let mut peak = self.lowest_alone().replayed.peak;
+        let mut best = None;
         let mut tilings: Vec<&Tiling> = self.tilings().iter().collect();
         tilings.sort_by_key(|tiling| tiling.lowest);
         for tiling in tilings {
-            if tiling.lowest >= best.replayed.peak {
+            if tiling.lowest >= peak {
                 break;
             }
-            let found = tiling.problem.least_alone();
-            if found.replayed.peak < best.replayed.peak {
-                best = tiling.translated(found);
+            let found = tiling.problem.lowest_alone().replayed.peak;
+            if found < peak {
+                (peak, best) = (found, Some(tiling));
             }
         }
-        best
+        best.map_or_else(|| self.least_alone(), |tiling| tiling.translated(tiling.problem.least_alone()))
     }
 
     /// What runs make of the answer for a budget that was found without them.
@@ -80,6 +81,8 @@ impl Problem {
         if fits && alone.solution.replayed.recompute.0 <= DEAR * self.forward_time() {
             return alone;
         }
+        // Of all that is looked at, no plan takes less.
+        let mut least = if fits { alone.solution.lower_bound.0 } else { f64::INFINITY };
         let mut best = fits.then_some(alone.solution);
         let bound = |tiling: &Tiling| tiling.problem.lower_bound(budget).map(|bound| bound.0);
         let within = self.tilings().iter().filter(|tiling| tiling.lowest <= budget);
@@ -90,13 +93,17 @@ impl Problem {
                 break;
             }
             let found = tiling.problem.exact_with(budget, effort);
+            least = least.min(if found.verdict == Verdict::Planned { found.solution.lower_bound.0 } else { bound });
             let better = |best: &Solution| found.solution.replayed.recompute.0 < best.replayed.recompute.0;
             if found.verdict == Verdict::Planned && best.as_ref().is_none_or(better) {
                 best = Some(tiling.translated(found.solution));
             }
         }
         match best {
-            Some(solution) => Outcome { verdict: Verdict::Planned, solution },
+            Some(solution) => {
+                let lower_bound = Millis(least.min(solution.replayed.recompute.0));
+                Outcome { verdict: Verdict::Planned, solution: Solution { lower_bound, ..solution } }
+            }
             None => {
                 let solution = self.least();
                 let fits = solution.replayed.peak <= budget;
