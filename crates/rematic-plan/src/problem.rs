@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use rematic_cost::Costs;
 use rematic_replay::{Allocator, Checkpoint, Ledger, Ran, Recording, RegionId, Regions, Schedule};
-use rematic_trace::{Bytes, CallId, Millis, ModuleId, OpId, Phase, StepTrace, Table};
+use rematic_trace::{Bytes, CallId, Millis, ModuleId, OpId, Phase, StepTrace, StorageId, Table};
 
 use crate::cancel::Cancel;
 use crate::enumeration::Enumeration;
@@ -14,7 +14,7 @@ use crate::node::{Ceiling, Limit, Node, Nodes, spans};
 use crate::planner::Solution;
 use crate::region::{Candidate, Candidates, Pricing};
 use crate::replayed::{PlannedMoment, Replayed, Replaying, Totals, first_forward};
-use crate::runs::Tiling;
+use crate::runs::{Credit, Tiling};
 use crate::search::{Axis, Bound, Lives};
 use crate::selection::allowed;
 
@@ -78,6 +78,8 @@ pub struct Problem {
     before: Table<OpId, Bytes>,
     /// By node, the innermost one around it.
     around: Vec<Option<usize>>,
+    /// Where nodes begin before which all others have run again: a new micro-batch. By position, ascending, the first node's first.
+    pub(crate) beginnings: Vec<usize>,
     enumeration: OnceLock<Option<Enumeration>>,
     /// The moments of all plans, and who lives until when; made when they are first asked for.
     moments: OnceLock<(Axis, Lives)>,
@@ -90,6 +92,8 @@ pub struct Problem {
     pub(crate) lowest: OnceLock<Solution>,
     /// The same step with runs of calls; made when it is first asked for.
     pub(crate) tilings: OnceLock<Vec<Tiling>>,
+    /// What plans with runs may free beyond others, if that is known.
+    pub(crate) run_credit: OnceLock<Option<Credit>>,
 }
 
 impl Problem {
@@ -132,6 +136,7 @@ impl Problem {
             Nodes::new(trace, &regions, &eager, spans)
         });
         let dear_nodes = dear.all;
+        let beginnings = beginnings(&regions, &nodes);
         Ok(Problem {
             trace: shared,
             costs,
@@ -149,6 +154,7 @@ impl Problem {
             totals,
             before,
             around: around(&nodes),
+            beginnings,
             nodes,
             enumeration: OnceLock::new(),
             moments: OnceLock::new(),
@@ -157,6 +163,7 @@ impl Problem {
             least: OnceLock::new(),
             lowest: OnceLock::new(),
             tilings: OnceLock::new(),
+            run_credit: OnceLock::new(),
         })
     }
 
@@ -303,6 +310,11 @@ impl Problem {
         self.around[node]
     }
 
+    /// What a storage takes.
+    pub(crate) fn footprint(&self, storage: StorageId) -> Bytes {
+        self.start.footprint(storage)
+    }
+
     /// Bytes in use before the step.
     pub(crate) fn start_bytes(&self) -> Bytes {
         self.start.snapshot().total()
@@ -326,10 +338,30 @@ impl Problem {
         }
     }
 
+    /// Where the last micro-batch begins that does so at or before a position.
+    pub(crate) fn beginning(&self, position: usize) -> usize {
+        let behind = self.beginnings.partition_point(|beginning| *beginning <= position);
+        behind.checked_sub(1).map_or(0, |at| self.beginnings[at])
+    }
+
     /// How many ends lie at or before a position.
     pub(crate) fn rank(&self, position: usize) -> usize {
         self.ends.partition_point(|end| *end <= position)
     }
+}
+
+/// Where nodes begin before which all earlier ones have run again.
+fn beginnings(regions: &Regions, nodes: &[Node]) -> Vec<usize> {
+    let mut last_trigger = 0;
+    let mut beginnings = Vec::new();
+    for node in nodes {
+        let region = &regions.all()[node.region];
+        if beginnings.is_empty() || last_trigger < region.events.start {
+            beginnings.push(node.start);
+        }
+        last_trigger = last_trigger.max(region.trigger);
+    }
+    beginnings
 }
 
 /// For every node, the innermost one around it.
