@@ -88,6 +88,8 @@ pub struct Problem {
     pub(crate) greedy_steps: OnceLock<GreedySteps>,
     /// The plan with the lowest peak; found when it is first asked for.
     pub(crate) least: OnceLock<Solution>,
+    /// The same, whatever it takes.
+    pub(crate) lowest: OnceLock<Solution>,
     /// The same step with runs of calls; made when it is first asked for.
     pub(crate) tilings: OnceLock<Vec<Tiling>>,
     /// What plans with runs may free beyond others, if that is known.
@@ -159,6 +161,7 @@ impl Problem {
             bound: OnceLock::new(),
             greedy_steps: OnceLock::new(),
             least: OnceLock::new(),
+            lowest: OnceLock::new(),
             tilings: OnceLock::new(),
             run_credit: OnceLock::new(),
         })
