@@ -39,7 +39,9 @@ impl Problem {
             if prices.bound >= known * (1.0 - SAME) {
                 continue;
             }
-            if splits < MOST_SPLITS && let Some(split) = prices.split(self, &parts) {
+            if splits < MOST_SPLITS
+                && let Some(split) = prices.split(self, &parts)
+            {
                 splits += 1;
                 cases.extend(split);
                 continue;

@@ -45,8 +45,7 @@ impl Case<'_> {
             let own = self.freed(pick.node, &pick.policy);
             let (before, behind) = (margins.before[at] + shift, margins.behind[at] + shift);
             let more = |point: &Point| self.freed(pick.node, point) - own;
-            let is_enough =
-                |point: &Point| self.may_choose(pick.node, point, before) && behind + more(point) >= 0;
+            let is_enough = |point: &Point| self.may_choose(pick.node, point, before) && behind + more(point) >= 0;
             let enough = points[..present].partition_point(|point| !is_enough(point));
             if enough < present {
                 shift += more(&points[enough]);
@@ -69,8 +68,10 @@ impl Case<'_> {
             let worth = |pick: &Pick| self.freed(pick.node, &pick.policy);
             let (own, freed) = (worth(first), worth(first) + worth(second));
             let Some((left, right)) = self.cheapest_pair(first, second, freed - margins.spare) else { continue };
-            let (left_more, more) =
-                (self.freed(first.node, &left) - own, self.freed(first.node, &left) + self.freed(second.node, &right) - freed);
+            let (left_more, more) = (
+                self.freed(first.node, &left) - own,
+                self.freed(first.node, &left) + self.freed(second.node, &right) - freed,
+            );
             // The shift of the first of the two is that of all before it.
             let before = margins.before[at - 1] + shift;
             let fits = self.may_choose(first.node, &left, before)

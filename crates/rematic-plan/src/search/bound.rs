@@ -72,8 +72,7 @@ pub(crate) struct Bound {
 impl Bound {
     pub(crate) fn new(problem: &Problem) -> Self {
         let (axis, lives) = problem.moments_of_plans();
-        let regions: Vec<Region> =
-            (0..problem.nodes.len()).map(|index| region(problem, axis, lives, index)).collect();
+        let regions: Vec<Region> = (0..problem.nodes.len()).map(|index| region(problem, axis, lives, index)).collect();
         let parts = regions.iter().flat_map(Region::parts);
         let held = parts.filter_map(|part| Some((part.held?, part.from, part.until)));
         let mut bound = Bound {

@@ -285,8 +285,7 @@ impl Bound {
     /// shown this way; `known` is that of a plan that is within it.
     pub(crate) fn prices(&self, problem: &Problem, part: &[Part], budget: Bytes, known: f64) -> Prices {
         let prices = vec![0.0; self.plain.len()];
-        let usage =
-            Usage { taken: vec![0.0; self.offers.len()], saved: vec![0.0; self.choices.len()], rounds: 0.0 };
+        let usage = Usage { taken: vec![0.0; self.offers.len()], saved: vec![0.0; self.choices.len()], rounds: 0.0 };
         let best = Prices { of: prices.clone(), bound: 0.0, usage };
         let (budget, cheapest) = (budget.0 as f64, Cheapest::new(self));
         let mut climb = Climb { bound: self, problem, part, budget, cheapest, prices, best };
