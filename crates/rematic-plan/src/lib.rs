@@ -14,6 +14,7 @@ mod explanation;
 mod greedy;
 mod large;
 mod node;
+mod offload;
 mod planner;
 mod problem;
 mod region;
@@ -22,7 +23,10 @@ mod search;
 mod selection;
 
 pub use cancel::Cancel;
-pub use document::{DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedOp, PlannedRegion};
+pub use document::{
+    DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedMoves, PlannedOffload, PlannedOp,
+    PlannedRegion,
+};
 pub use error::PlanError;
 pub use explanation::{
     CategoryBytes, Explanation, Moment, Numerics, Place, Remedy, RemedyKind, ResidentGroup, Together, resident_groups,
@@ -32,4 +36,4 @@ pub use problem::{Limits, Problem};
 pub use region::{
     Bundle, Candidate, Candidates, Fate, Frontier, Item, Lifetimes, Point, Pricing, Writes, bundles, nearest_saved,
 };
-pub use replayed::{PlannedMoment, Replayed};
+pub use replayed::{Offload, PlannedMoment, Replayed};

@@ -29,6 +29,8 @@ pub struct Limits {
     pub never: Vec<String>,
     /// Regions are recomputed as a whole, as plain checkpointing does.
     pub whole: bool,
+    /// Pinned memory of the host that outputs may be moved to between forward and backward; without it nothing is moved.
+    pub host_memory: Option<Bytes>,
     /// Ends planning early.
     pub cancel: Cancel,
 }
@@ -40,6 +42,7 @@ impl Default for Limits {
             only: Vec::new(),
             never: Vec::new(),
             whole: false,
+            host_memory: None,
             cancel: Cancel::default(),
         }
     }
@@ -62,6 +65,7 @@ pub struct Problem {
     pub(crate) limit_of_op: Table<OpId, Limit>,
     pub(crate) cancel: Cancel,
     pub(crate) allocator: Allocator,
+    pub(crate) limits: Limits,
     /// The state before the step.
     start: Ledger,
     /// The first and the last operator of the model's first forward.
@@ -93,15 +97,27 @@ impl Problem {
         costs: impl Into<Arc<Costs>>,
         limits: Limits,
     ) -> Result<Self, PlanError> {
-        let (shared, costs) = (trace.into(), costs.into());
+        let (trace, costs) = (trace.into(), costs.into());
+        let start = Ledger::new(&trace, limits.allocator);
+        Problem::from_state(trace, costs, limits, start)
+    }
+
+    /// The same from a state before the step, which says how large storages are.
+    pub(crate) fn from_state(
+        shared: Arc<StepTrace>,
+        costs: Arc<Costs>,
+        limits: Limits,
+        start: Ledger,
+    ) -> Result<Self, PlanError> {
         let trace = &*shared;
         let regions = Regions::new(trace);
-        let start = Ledger::new(trace, limits.allocator);
         let first_forward = first_forward(trace);
         let plain = Schedule::plain(trace, &start);
-        let mut seen = (Replaying::new(&costs, &start, first_forward), Totals::new(trace, &start));
-        plain.replay(&mut seen);
-        let (baseline, totals, before) = (seen.0.finish(), seen.1.after, seen.1.before);
+        let (baseline, totals, before) = {
+            let mut seen = (Replaying::new(&costs, &start, first_forward), Totals::new(trace, &start));
+            plain.replay(&mut seen);
+            (seen.0.finish(), seen.1.after, seen.1.before)
+        };
         // What lies between the return of a backward function and the reduction of its gradients counts for no plan: a
         // checkpointed region has let go of what the function read.
         let mut eager = Totals::new(trace, &start);
@@ -121,8 +137,9 @@ impl Problem {
             ends,
             ceilings,
             limit_of_op,
-            cancel: limits.cancel,
+            cancel: limits.cancel.clone(),
             allocator: limits.allocator,
+            limits,
             start,
             first_forward,
             baseline,
@@ -182,7 +199,11 @@ impl Problem {
     pub(crate) fn replay_watched(&self, checkpoints: &[Checkpoint], mut watch: impl FnMut(Ran, u64)) -> Replayed {
         self.cancel.check();
         let watch = |ran: Ran, ledger: &Ledger| watch(ran, ledger.snapshot().total().0);
-        let mut seen = (Replaying::new(&self.costs, &self.start, self.first_forward), watch);
+        let mut replaying = Replaying::new(&self.costs, &self.start, self.first_forward);
+        if checkpoints.iter().any(|checkpoint| !checkpoint.offloaded.is_empty()) {
+            replaying = replaying.copying(&self.trace);
+        }
+        let mut seen = (replaying, watch);
         self.schedule(checkpoints).replay(&mut seen);
         seen.0.finish()
     }
@@ -223,7 +244,8 @@ impl Problem {
             return (Bytes(0), Bytes(0));
         };
         let (candidate, start) = (&self.nodes[index].candidate, self.nodes[index].start);
-        let is_saved = |op: &usize| checkpoint.saved.binary_search(&OpId::new(start + op)).is_ok();
+        let is_among = |ops: &[OpId], op: &usize| ops.binary_search(&OpId::new(start + op)).is_ok();
+        let is_saved = |op: &usize| is_among(&checkpoint.saved, op) && !is_among(&checkpoint.offloaded, op);
         let kept = candidate.items.iter().filter(|item| item.ops.iter().all(is_saved)).map(|item| item.bytes).sum();
         (candidate.held_by_autograd, candidate.droppable.saturating_sub(kept))
     }
@@ -234,7 +256,7 @@ impl Problem {
         let ops = items.flat_map(|item| &node.candidate.items[item].ops).chain(&node.candidate.always_saved);
         let mut saved: Vec<OpId> = ops.map(|op| OpId::new(node.start + op)).collect();
         saved.sort_unstable();
-        Checkpoint { region: node.region, saved }
+        Checkpoint::new(node.region, saved)
     }
 
     /// The step as it is, as a plan.

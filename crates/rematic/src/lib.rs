@@ -35,7 +35,7 @@ mod source;
 mod study;
 mod target;
 
-pub use connection::{Link, Network, NoConnection};
+pub use connection::{HostBandwidth, Link, Network, NoConnection};
 pub use error::Error;
 pub use fit::{FitRequest, Fixed, MOST_GPUS, SourceSteps, StepSize, Steps};
 pub use foreign::{Foreign, PYTHON};

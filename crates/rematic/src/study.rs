@@ -264,7 +264,9 @@ impl Study {
     pub(crate) fn replayed(problem: &Problem, document: &PlanDocument, budget: Bytes) -> Result<Solution, Error> {
         let (_, checkpoints) = document.for_step(problem.trace(), problem.regions())?;
         let replayed = problem.replay(&checkpoints);
-        let bound = problem.lower_bound(budget).unwrap_or(Millis(0.0));
+        // It holds for plans that move nothing to the host.
+        let offloads = replayed.offload.bytes > Bytes(0);
+        let bound = if offloads { Millis(0.0) } else { problem.lower_bound(budget).unwrap_or(Millis(0.0)) };
         let lower_bound = Millis(bound.0.min(replayed.recompute.0));
         Ok(Solution { checkpoints, replayed, lower_bound })
     }

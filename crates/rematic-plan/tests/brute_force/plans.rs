@@ -51,7 +51,7 @@ impl Plans {
             let ops = picked.flat_map(|(_, item)| &item.ops).chain(always_saved);
             let mut saved: Vec<OpId> = ops.map(|op| OpId::new(region.ops.start + op)).collect();
             saved.sort_unstable();
-            chosen.push(Checkpoint { region: RegionId::new(at), saved });
+            chosen.push(Checkpoint::new(RegionId::new(at), saved));
             self.extend(problem, candidates, next, chosen);
             chosen.pop();
         }
