@@ -21,7 +21,7 @@ use crate::problem::{Limits, Problem};
 use crate::region::Frontier;
 
 /// What of the bytes that the link carries while a layer runs is moved.
-const SHARES: [f64; 8] = [0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.2];
+const SHARES: [f64; 9] = [0.15, 0.3, 0.45, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0];
 /// How often the aim is corrected by what the replay says.
 const AIMS: usize = 6;
 /// How often the share is cut down to what the host has.
@@ -77,18 +77,32 @@ struct Movables {
     time: f64,
 }
 
+/// What is moved for a share of what the link carries.
+struct Easing {
+    /// The layers.
+    nodes: Vec<usize>,
+    /// The operators whose outputs are moved.
+    chosen: Table<OpId, bool>,
+    /// The problem without these outputs.
+    problem: Problem,
+    /// What the host has.
+    host: Bytes,
+}
+
 impl Problem {
     /// The plan for a budget with what the limits say that the host has for outputs; `outcome` is that without.
     #[must_use]
     pub fn offloading(&self, budget: Bytes, outcome: Outcome) -> Outcome {
-        let Some(host) = self.limits.host_memory else { return outcome };
+        let easings = self.easings();
+        self.offloading_with(&easings, budget, outcome)
+    }
+
+    fn offloading_with(&self, easings: &[Easing], budget: Bytes, outcome: Outcome) -> Outcome {
         let is_planned = outcome.verdict == Verdict::Planned;
         if outcome.verdict == Verdict::Fits || is_planned && outcome.solution.replayed.recompute.0 <= 0.0 {
             return outcome;
         }
-        let layers = self.layers();
-        let found: Vec<Option<Solution>> =
-            SHARES.par_iter().map(|&share| self.with_share(&layers, share, budget, host)).collect();
+        let found: Vec<Option<Solution>> = easings.par_iter().map(|easing| self.with_easing(easing, budget)).collect();
         let least = |best: Solution, next: Solution| {
             if next.replayed.extra().0 < best.replayed.extra().0 { next } else { best }
         };
@@ -102,14 +116,15 @@ impl Problem {
     /// The plans for budgets, the largest first, with what the host has. A plan for a smaller budget serves for a larger one too.
     #[must_use]
     pub fn offloading_curve(&self, curve: Vec<(Bytes, Solution)>) -> Vec<(Bytes, Solution)> {
-        if self.limits.host_memory.is_none() {
+        let easings = self.easings();
+        if easings.is_empty() {
             return curve;
         }
         let mut best: Option<Solution> = None;
         let mut offloaded: Vec<(Bytes, Solution)> = Vec::with_capacity(curve.len());
         for (budget, solution) in curve.into_iter().rev() {
             let verdict = if solution.checkpoints.is_empty() { Verdict::Fits } else { Verdict::Planned };
-            let Outcome { solution, .. } = self.offloading(budget, Outcome { verdict, solution });
+            let Outcome { solution, .. } = self.offloading_with(&easings, budget, Outcome { verdict, solution });
             let kept = best.take().filter(|best| best.replayed.extra() < solution.replayed.extra());
             let next = kept.unwrap_or(solution);
             offloaded.push((budget, next.clone()));
@@ -192,9 +207,17 @@ impl Problem {
         self.trace.ops().filled(false)
     }
 
-    /// The best plan in which each layer moves this share of what the link carries.
-    fn with_share(&self, layers: &[Layer], share: f64, budget: Bytes, host: Bytes) -> Option<Solution> {
-        let chosen = self.chosen(layers, share, host);
+    /// What may be moved, for every share; nothing without memory of the host.
+    fn easings(&self) -> Vec<Easing> {
+        let Some(host) = self.limits.host_memory else { return Vec::new() };
+        let layers = self.layers();
+        let mut chosen: Vec<Table<OpId, bool>> = SHARES.iter().map(|&share| self.chosen(&layers, share, host)).collect();
+        chosen.dedup_by(|a, b| a.items() == b.items());
+        chosen.into_par_iter().filter_map(|chosen| self.eased(&layers, chosen, host)).collect()
+    }
+
+    /// The problem without what is moved.
+    fn eased(&self, layers: &[Layer], chosen: Table<OpId, bool>, host: Bytes) -> Option<Easing> {
         let mut away = self.trace.storages().filled(false);
         for (op, _) in chosen.entries().filter(|(_, chosen)| **chosen) {
             moved(&self.trace, op).for_each(|storage| away[storage] = true);
@@ -205,7 +228,13 @@ impl Problem {
         let size = |storage: StorageId| if away[storage] { AWAY } else { Bytes(self.own(storage)) };
         let start = Ledger::with_sizes(&self.trace, self.allocator, size);
         let limits = Limits { host_memory: None, ..self.limits.clone() };
-        let eased = Problem::from_state(self.trace.clone(), self.costs.clone(), limits, start).ok()?;
+        let problem = Problem::from_state(self.trace.clone(), self.costs.clone(), limits, start).ok()?;
+        Some(Easing { nodes: layers.iter().map(|layer| layer.node).collect(), chosen, problem, host })
+    }
+
+    /// The best plan that moves what was chosen, or some of it.
+    fn with_easing(&self, easing: &Easing, budget: Bytes) -> Option<Solution> {
+        let Easing { problem: eased, host, .. } = easing;
         let mut aim = budget;
         let mut best: Option<Solution> = None;
         for _ in 0..AIMS {
@@ -213,12 +242,12 @@ impl Problem {
             if planned.verdict == Verdict::Infeasible {
                 break;
             }
-            let checkpoints = self.with_moved(&eased, layers, planned.solution.checkpoints, &chosen);
+            let checkpoints = self.with_moved(easing, planned.solution.checkpoints);
             let solution = self.offload_solution(checkpoints);
             let peak = solution.replayed.peak;
             if peak <= budget {
                 let is_better = best.as_ref().is_none_or(|best| solution.replayed.extra() < best.replayed.extra());
-                if solution.replayed.offload.pinned <= host && is_better {
+                if solution.replayed.offload.pinned <= *host && is_better {
                     best = Some(solution);
                 } else if best.is_some() {
                     break;
@@ -244,20 +273,14 @@ impl Problem {
     }
 
     /// A plan with the chosen operators moved: those of its regions, and those of layers that it leaves alone.
-    fn with_moved(
-        &self,
-        eased: &Problem,
-        layers: &[Layer],
-        mut checkpoints: Vec<Checkpoint>,
-        chosen: &Table<OpId, bool>,
-    ) -> Vec<Checkpoint> {
+    fn with_moved(&self, easing: &Easing, mut checkpoints: Vec<Checkpoint>) -> Vec<Checkpoint> {
         let planned: Vec<std::ops::Range<usize>> =
             checkpoints.iter().map(|checkpoint| self.regions.all()[checkpoint.region].ops.clone()).collect();
-        for layer in layers {
-            self.cover(eased, layer.node, &planned, chosen, &mut checkpoints);
+        for &node in &easing.nodes {
+            self.cover(easing, node, &planned, &mut checkpoints);
         }
         for checkpoint in &mut checkpoints {
-            checkpoint.offloaded = checkpoint.saved.iter().copied().filter(|op| chosen[*op]).collect();
+            checkpoint.offloaded = checkpoint.saved.iter().copied().filter(|op| easing.chosen[*op]).collect();
         }
         checkpoints.sort_by_key(|checkpoint| self.regions.all()[checkpoint.region].ops.start);
         checkpoints
@@ -266,12 +289,12 @@ impl Problem {
     /// Checkpoints a node, or what lies in it beside what is planned, so that it keeps no more than the plain step but what moves.
     fn cover(
         &self,
-        eased: &Problem,
+        easing: &Easing,
         node: usize,
         planned: &[std::ops::Range<usize>],
-        chosen: &Table<OpId, bool>,
         checkpoints: &mut Vec<Checkpoint>,
     ) {
+        let Easing { problem: eased, chosen, .. } = easing;
         let (start, end, region) = (self.nodes[node].start, self.nodes[node].end, self.nodes[node].region);
         if !(start..end).any(|op| chosen[OpId::new(op)]) {
             return;
@@ -282,7 +305,7 @@ impl Problem {
         if planned.iter().any(|ops| ops.start < end && start < ops.end) {
             let mut inner = node + 1;
             while inner < self.nodes[node].next {
-                self.cover(eased, inner, planned, chosen, checkpoints);
+                self.cover(easing, inner, planned, checkpoints);
                 inner = self.nodes[inner].next;
             }
             return;

@@ -24,13 +24,11 @@ pub enum Error {
         /// The planner.
         planner: &'static str,
     },
-    /// Host memory for a step whose tensors lie on the host already.
-    #[error(
-        "{} needs the link of a device: it has no host to move {} to; leave it out", Opt("host-memory"), bytes
-    )]
-    NoLink {
-        /// What was given.
-        bytes: Bytes,
+    /// Host memory for several variants.
+    #[error("{} is for one step, and there are {variants} variants; plan one of them, or leave it out", Opt("host-memory"))]
+    HostMemoryVariants {
+        /// How many.
+        variants: usize,
     },
     /// A plan as code that moves outputs to the host.
     #[error(

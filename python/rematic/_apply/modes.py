@@ -23,6 +23,7 @@ from .choice import Choice, Unplanned
 from .errors import Mismatch
 from .filling import Filling
 from .generators import Source, set_state, source_of, state_of
+from .host import Movements, Sent, brought_back
 from .inside import Inside
 from .policy import BATCH_NORMS, READ, TO_COPY, Policy, makes_text, name_of, passes
 from .snapshot import Snapshot
@@ -41,7 +42,14 @@ ITS_OWN = object()
 class Kept:
     """What one run of a region leaves for its recomputation."""
 
-    def __init__(self, snapshot: Snapshot, parameters: list[Tensor], policy: Policy, audit: Audit | None) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        parameters: list[Tensor],
+        policy: Policy,
+        audit: Audit | None,
+        movements: Movements | None = None,
+    ) -> None:
         # What it found around it.
         self.snapshot = snapshot
         self.audit = audit
@@ -55,6 +63,10 @@ class Kept:
         # What saved operators have made.
         self.values: dict[int, Any] = {}
         self.versions: dict[int, list[int]] = {}
+        # What of it goes to the host, and whether it is there.
+        self.movements = movements
+        self.sent: dict[int, Sent] = {}
+        self.is_away = False
         # The states of generators before operators that draw again; where the state follows from the draws before,
         # none is needed.
         self.states: dict[int, bytes] = {}
@@ -66,6 +78,24 @@ class Kept:
         self.versions = {at: _versions(value) for at, value in self.values.items()}
         self.parameter_versions = [parameter._version for parameter in self.parameters]
         self.snapshot.close()
+
+    def leave(self) -> None:
+        """What was sent to the host is there; its bytes go."""
+        if self.is_away:
+            return
+        self.is_away = True
+        for at, sent in self.sent.items():
+            if at not in self.values:
+                continue
+            if _versions(self.values[at]) != sent.versions:
+                raise _changed(self.policy, at)
+            self.values[at] = sent.leave(self.values[at], _map)
+
+    def fetch(self) -> None:
+        """What is on the host comes back."""
+        for at, sent in self.sent.items():
+            if self.is_away and at in self.values:
+                sent.fetch()
 
     def tensors(self, at: int) -> list[Tensor]:
         """What a saved operator has made."""
@@ -209,7 +239,10 @@ class Forward(_Follower):
             policy.note(at, _tensors(out))
         if saved:
             written = _written(func, args, kwargs) if policy.changes[at] else ()
-            kept.values[at] = _map(out, lambda tensor: ARGUMENT if _is_among(tensor, written) else _detached(tensor))
+            value = _map(out, lambda tensor: ARGUMENT if _is_among(tensor, written) else _detached(tensor))
+            kept.values[at] = value
+            if at in policy.offloads and kept.movements is not None:
+                kept.sent[at] = Sent(_tensors(value), kept.movements.host)
         elif policy.changes[at]:
             self._check_change(at, func, args, kwargs)
         return out
@@ -248,6 +281,8 @@ class Forward(_Follower):
             if isinstance(self._possible, Choice) and self._possible.wanders:
                 self._check_wandering(self._kept.policy)
             self._kept.close()
+            if self._kept.movements is not None:
+                self._kept.movements.ended(self._kept.policy.number, self._kept)
 
 
 class Again(_Follower):
@@ -272,6 +307,8 @@ class Again(_Follower):
                 "backward, so what the plan dropped cannot be made again; call backward before the weights change, or plan "
                 f'without this module (never="{module}")'
             )
+        if self._kept.movements is not None:
+            self._kept.movements.begins_again(self._kept.policy.number)
         self._at = 0
         self._places = [0]
         self._take(self._kept.policy)
@@ -377,16 +414,23 @@ class Again(_Follower):
                 "backward; call backward once, without retain_graph, or plan with whole=True"
             )
         value = kept.values.pop(at)
+        if kept.is_away and at in kept.sent:
+            del kept.sent[at]
+            return brought_back(value)
         if _versions(value) != kept.versions[at]:
-            raise PlanError(
-                f"The output of operator {policy.positions[at]} (`{policy.names[at]}`) of `{policy.module}`, which the plan "
-                "saves, was changed in place after the module returned; change a copy of it, or plan without this "
-                f'module (never="{policy.module}")'
-            )
+            raise _changed(policy, at)
         if not policy.changes[at]:
             return value
         # What is changed in place has changed already; autograd goes on with the argument.
         return _filled(value, iter(_written(func, args, kwargs)))
+
+
+def _changed(policy: Policy, at: int) -> PlanError:
+    return PlanError(
+        f"The output of operator {policy.positions[at]} (`{policy.names[at]}`) of `{policy.module}`, which the plan "
+        "saves, was changed in place after the module returned; change a copy of it, or plan without this "
+        f'module (never="{policy.module}")'
+    )
 
 
 def _twice(policy: Policy, at: int) -> PlanError:

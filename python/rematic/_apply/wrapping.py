@@ -27,6 +27,7 @@ from .choice import Choice
 from .compiled import compiled_contexts
 from .errors import Mismatch
 from .forwards import Forwards
+from .host import Movements
 from .modes import Again, Forward, Kept
 from .places import Places, places_of
 from .policy import Policy
@@ -96,6 +97,11 @@ class Wrapper(Follower):
                 "Lightning module, one that calls its training_step), or apply a plan to the module that training calls"
             )
         if torch.compiler.is_compiling():
+            if self.root.movements is not None:
+                raise PlanError(
+                    "The plan moves outputs to the host and back, which a compiled model cannot; plan without host_memory, or "
+                    "run the model without torch.compile"
+                )
             return checkpoint(
                 self.plain,
                 *args,
@@ -127,7 +133,8 @@ class Wrapper(Follower):
             self._places = places_of(module for _, module in self._modules)
             self._is_sharded_inside = self._sharded_inside() is not None
         snapshot = Snapshot(self._modules, self._places, args, kwargs)
-        kept = Kept(snapshot, list(self.module.parameters()), first, Audit() if self.root.audits else None)
+        audit = Audit() if self.root.audits else None
+        kept = Kept(snapshot, list(self.module.parameters()), first, audit, self.root.movements)
         kept.is_sharded_inside = self._is_sharded_inside
         return checkpoint(
             Call(self.plain, snapshot, args, kwargs),
@@ -170,6 +177,9 @@ class Root:
         self.inside = False
         self.forwards = Forwards(model, plan)
         self.variants = Variants(plan)
+        # What goes to the host and comes back, if anything does.
+        movements = Movements(plan)
+        self.movements = movements if movements.count else None
         self.wrapper = Wrapper(model, self)
         self.wrapper.entry = ""
         self.wrappers = [self.wrapper]
@@ -278,8 +288,12 @@ def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
     check_free(model)
     _check_layout(model, plan)
     root = Root(model, plan, audit)
-    regions = [(at, region) for at, variant in enumerate(plan.variants) for region in variant.regions]
-    for variant, region in regions:
+    regions = [
+        (at, number, region)
+        for at, variant in enumerate(plan.variants)
+        for number, region in enumerate(variant.regions)
+    ]
+    for variant, number, region in regions:
         # Paths begin with the class of the model, which sharding changes.
         wrapper = root.wrapper_at(region.module.partition(".")[2])
         if wrapper is None:
@@ -288,7 +302,7 @@ def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
                 f"{type(model).__name__} has no such module; capture and plan this one"
             )
         planned = wrapper.policies.setdefault(region.call, {})
-        policy = planned[variant] = Policy.of(region)
+        policy = planned[variant] = Policy.of(region, number)
         next(iter(planned.values())).others += [policy] if len(planned) > 1 else []
     for path in root.forwards.paths:
         entered = root.wrapper_at(path)
