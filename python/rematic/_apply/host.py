@@ -190,17 +190,17 @@ class Sent:
 
 def brought_back(value: Any) -> Any:
     """A value with its tensors, once they have come back."""
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    def whole(item: Any) -> Any:
-        if isinstance(item, Part):
-            return item.tensor(storages)
-        if isinstance(item, (tuple, list)):
-            return type(item)([whole(inner) for inner in item])
-        return item
-
     with torch.no_grad():
-        return whole(value)
+        return _whole(value, {})
+
+
+def _whole(value: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
+    # No function inside another: one that calls itself would hold the storages until garbage is collected.
+    if isinstance(value, Part):
+        return value.tensor(storages)
+    if isinstance(value, (tuple, list)):
+        return type(value)([_whole(item, storages) for item in value])
+    return value
 
 
 class Movements:
