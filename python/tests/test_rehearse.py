@@ -129,18 +129,6 @@ kept = torch.zeros(1 << 20, device="cuda")
 """
 
 
-CONVOLUTIONS = """
-import torch
-from torch import nn
-net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(10)).cuda()
-net(torch.zeros(2, 3, 32, 32, device="cuda"))
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for _ in range(4):
-    net(torch.randn(8, 3, 32, 32, device="cuda")).sum().backward()
-    optimizer.step()
-"""
-
-
 def test_a_script_that_looks_for_torch_before_it_imports_it_is_watched(tmp_path):
     script = tmp_path / "script.py"
     script.write_text('import importlib.util\nassert importlib.util.find_spec("torch")\n' + STEPS)
@@ -277,12 +265,37 @@ def test_a_compiled_model_runs_unchanged():
     assert (found["requested_bytes"], memory["allocated_bytes"], memory["reserved_bytes"]) in COMPILED
 
 
-def test_convolutions_run_and_what_is_not_counted_of_cudnn_is_said(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(CONVOLUTIONS)
-    code, found = answer(script=script)
+# What cuDNN is used for by `rehearsed/convolutions.py`, and the library that a model needs.
+CUDNN = {
+    "resnet": (("convolutions", "batch norm"), "torchvision"),
+    "unet": (("convolutions", "batch norm"), "torch"),
+    "vit": (("convolutions", "attention"), "transformers"),
+    "whisper": (("convolutions", "attention"), "transformers"),
+    "lstm": (("recurrent layers",), "torch"),
+}
+
+
+@pytest.mark.parametrize("model", CUDNN)
+def test_convolutions_and_recurrent_layers_run_with_cudnn_and_what_is_not_known_is_said(model):
+    uses, library = CUDNN[model]
+    pytest.importorskip(library)
+    code, found = answer("--device", "h100", script=SCRIPTS / "convolutions.py", arguments=[model])
     assert code == 0 and found["steps"] == 3
-    assert any("cuDNN's, and its workspace, are not counted" in assumed["text"] for assumed in found["assumed"])
+    told = [assumed["text"] for assumed in found["assumed"] if "cuDNN" in assumed["text"]]
+    assert len(told) == len(uses) and all(any(use in text for text in told) for use in uses), told
+
+
+def test_a_card_that_does_not_prefer_cudnns_attention_takes_another():
+    pytest.importorskip("transformers")
+    code, found = answer("--device", "a100-80", script=SCRIPTS / "convolutions.py", arguments=["vit"])
+    assert code == 0 and not any("attention" in assumed["text"] for assumed in found["assumed"])
+
+
+def test_a_network_of_images_under_lightning_runs_unchanged():
+    pytest.importorskip("lightning")
+    pytest.importorskip("torchvision")
+    code, found = answer(script=SCRIPTS / "lightning_images.py")
+    assert code == 0 and found["steps"] == 3
 
 
 WAITS = """

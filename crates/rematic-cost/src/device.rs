@@ -174,6 +174,12 @@ impl Device {
     pub fn find(name: &str) -> Result<Device, CostError> {
         Devices::builtin().find(name).cloned()
     }
+
+    /// Whether it is AMD's, whose driver and libraries have other names.
+    #[must_use]
+    pub fn is_amd(&self) -> bool {
+        self.product.starts_with("AMD ")
+    }
 }
 
 /// The devices to choose from, in the order in which they are shown.

@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use rematic_trace::{CallId, Category, Dtype, Event, OpId, Phase};
+use rematic_trace::{CallId, Category, Dtype, Event, Layout, OpId, Phase};
 
 use crate::error::FakeError;
 use crate::tape::Tape;
@@ -191,6 +191,13 @@ impl Tape {
     }
 }
 
+/// Whether a gradient lies as its parameter does (`obeys_layout_contract`): strides of a single element do not count, unless they
+/// are 0, which is a view's.
+fn lies_as(gradient: &Layout, parameter: &Layout) -> bool {
+    let strides = gradient.strides.iter().zip(&parameter.strides).zip(&gradient.shape);
+    strides.into_iter().all(|((own, wanted), extent)| if *extent == 1 { *own != 0 } else { own == wanted })
+}
+
 /// One run of backward.
 struct Engine<'a> {
     tape: &'a Tape,
@@ -289,7 +296,7 @@ impl<'a> Engine<'a> {
         let total = match previous {
             Some(previous) => self.tape.no_grad(|| previous.add_in_place(&gradient)),
             // PyTorch takes the gradient over if nobody else refers to it and it lies as the parameter does.
-            None if gradient.reference_count() == 1 && gradient.layout().strides == parameter.layout().strides => {
+            None if gradient.reference_count() == 1 && lies_as(gradient.layout(), parameter.layout()) => {
                 gradient.detach()
             }
             None => {

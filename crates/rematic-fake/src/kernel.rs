@@ -1,4 +1,4 @@
-use rematic_trace::{Category, Flags, Layout, StorageId};
+use rematic_trace::{Category, Dtype, Flags, Layout, StorageId};
 
 use crate::tape::State;
 use crate::tensor::Tensor;
@@ -7,20 +7,32 @@ use crate::tensor::Tensor;
 pub(crate) enum Out<'a> {
     /// New memory.
     New(Layout),
+    /// New memory as wide as the second, of which the first is a part: rows that are aligned.
+    Part(Layout, Layout),
     /// A view of an input.
     View(&'a Tensor, Layout),
 }
 
 impl Out<'_> {
+    /// New memory whose rows are filled up to a multiple of so many elements.
+    pub(crate) fn aligned(dtype: Dtype, shape: &[u64], step: u64) -> Out<'static> {
+        let mut wide = shape.to_vec();
+        if let Some(columns) = wide.last_mut() {
+            *columns = columns.checked_next_multiple_of(step).unwrap_or(*columns);
+        }
+        let whole = Layout::contiguous(dtype, &wide);
+        Out::Part(Layout { shape: shape.to_vec(), ..whole.clone() }, whole)
+    }
+
     pub(crate) fn layout(&self) -> &Layout {
-        let (Out::New(layout) | Out::View(_, layout)) = self;
+        let (Out::New(layout) | Out::Part(layout, _) | Out::View(_, layout)) = self;
         layout
     }
 
     /// Whether the tensor counts as an ordinary reference: a view is what its input is.
     pub(crate) fn is_held(&self) -> bool {
         match self {
-            Out::New(_) => true,
+            Out::New(_) | Out::Part(..) => true,
             Out::View(input, _) => input.is_held(),
         }
     }
@@ -89,7 +101,7 @@ impl Results {
         let mut tensors = Vec::with_capacity(outputs.len());
         for (out, &bytes) in outputs.iter().zip(sizes) {
             let storage = match out {
-                Out::New(_) => {
+                Out::New(_) | Out::Part(..) => {
                     births.push((bytes, category));
                     StorageId::new(first + births.len() - 1)
                 }

@@ -249,7 +249,7 @@ impl Tape {
 
     fn record(&self, kernel: &Kernel<'_>, saves: &[Slot<'_>]) -> (OpId, Vec<Tensor>) {
         let size_of = |out: &Out<'_>| match out {
-            Out::New(layout) => self.bytes_of(layout),
+            Out::New(layout) | Out::Part(_, layout) => self.bytes_of(layout),
             Out::View(..) => 0,
         };
         let sizes: Vec<u64> = kernel.outputs.iter().map(size_of).collect();

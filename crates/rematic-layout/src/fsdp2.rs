@@ -14,6 +14,8 @@
 //! - Gradients that ranks which share the model have otherwise than its parameters are brought there first.
 //! - The optimizer sees the shards alone.
 
+mod accumulation;
+mod gathering;
 mod gradients;
 mod optimizer;
 mod settling;
@@ -25,7 +27,7 @@ mod weights;
 
 use std::fmt;
 
-use rematic_trace::{Axis, Dtype, Event, InvalidTrace, ModuleId, StepTrace};
+use rematic_trace::{Axis, Dtype, InvalidTrace, ModuleId, StepTrace};
 
 pub use units::layers;
 
@@ -129,7 +131,7 @@ pub enum Fsdp2Error {
     NoReplicas,
     /// It is the step of one rank of several already.
     ShardedAlready,
-    /// It has several micro-batches.
+    /// It has several micro-batches, which do not have gradients of the same parameters, each in memory of its own.
     MicroBatches,
     /// Gradients live on from step to step, as after `zero_grad(set_to_none=False)`.
     KeptGradients,
@@ -185,7 +187,7 @@ impl fmt::Display for Fsdp2Error {
             Fsdp2Error::NoReplicas => f.write_str("there is at least one replica"),
             Fsdp2Error::ShardedAlready => f.write_str("the trace is the step of one rank of several already"),
             Fsdp2Error::MicroBatches => {
-                f.write_str("the step has several micro-batches, which are not spread by FSDP2 yet; trace one of them")
+                f.write_str("the micro-batches of the step do not have gradients of the same parameters; capture the sharded model")
             }
             Fsdp2Error::KeptGradients => {
                 f.write_str("gradients live on from step to step; trace the step with zero_grad(set_to_none=True)")
@@ -211,7 +213,11 @@ impl fmt::Display for Fsdp2Error {
                 write!(f, "`{op}` reads weights of `{unit}` outside of its forward, where FSDP2 has them sharded")
             }
             Fsdp2Error::Optimizer { op } => {
-                write!(f, "the optimizer's `{op}` reads whole parameters; what it makes of a rank's rows is not known")
+                write!(
+                    f,
+                    "the optimizer's `{op}` reads whole parameters; what it makes of a rank's rows is not known: take an optimizer \
+                     that looks at each element alone (adamw, sgd, lion)"
+                )
             }
             Fsdp2Error::Senseless(why) => {
                 write!(
@@ -247,7 +253,6 @@ pub fn fsdp2(trace: &StepTrace, how: &Fsdp2, units: &[ModuleId]) -> Result<StepT
 }
 
 fn check(trace: &StepTrace, how: &Fsdp2) -> Result<(), Fsdp2Error> {
-    let micro_batches = trace.events().iter().filter(|event| matches!(event, Event::MicroBatch(_))).count();
     if trace.modules().is_empty() {
         Err(Fsdp2Error::NoParameters)
     } else if how.ranks < 2 {
@@ -258,8 +263,6 @@ fn check(trace: &StepTrace, how: &Fsdp2) -> Result<(), Fsdp2Error> {
         Err(Fsdp2Error::NoReplicas)
     } else if how.has_spread(trace) {
         Err(Fsdp2Error::ShardedAlready)
-    } else if micro_batches > 1 {
-        Err(Fsdp2Error::MicroBatches)
     } else {
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! A plan as a document: what was decided for which operator, so that it can be applied to the real model and checked.
 
 mod error;
+mod identity;
 mod offload;
 mod variant;
 

@@ -122,6 +122,13 @@ pub(crate) fn is_feasible(problem: &Problem, budget: u64) -> bool {
     cases(problem).any(|usable| Case::new(problem, budget, &tightening, usable).is_feasible())
 }
 
+/// Which nodes may be chosen within a budget, case by case: every plan within it is one of a case.
+pub(crate) fn usable(problem: &Problem, budget: u64) -> Vec<Vec<bool>> {
+    let tightening = Tightening::none(problem, Pricing::Low);
+    let cases = cases(problem).map(|usable| Case::new(problem, budget, &tightening, usable));
+    cases.filter(Case::is_feasible).map(|case| case.usable).collect()
+}
+
 /// Solves the relaxation for a budget; only roughly if that is enough. `None` if even dropping everything is not enough.
 pub(crate) fn solve(problem: &Problem, budget: u64, tightening: &Tightening, mut rough: bool) -> Option<Relaxed> {
     let mut best: Option<Relaxed> = None;

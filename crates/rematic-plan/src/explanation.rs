@@ -12,7 +12,6 @@ mod rules;
 mod scenario;
 
 use rematic_cost::{Costs, Device};
-use rematic_layout::even_shards;
 use rematic_replay::{Highest, Regions, Snapshot};
 use rematic_trace::{Bytes, Category, Millis, StepTrace, Verdict};
 use serde::Serialize;
@@ -52,7 +51,7 @@ pub struct Explanation {
     /// Every way down that frees at least 1 % of the peak, the cheapest first: those that take no time by what they free,
     /// the others by time per byte; and behind them those that make what is computed approximate.
     pub remedies: Vec<Remedy>,
-    /// Those of the three cheapest at once that leave what is computed as it is, if there is more than one.
+    /// Those of the three cheapest at once that leave what is computed as it is, on the same devices, if there is more than one.
     pub together: Option<Together>,
     /// Pairs that free more than each of the two alone, on the same devices: where two moments are equally high, one remedy does
     /// not help. The cheapest first, at most three.
@@ -160,10 +159,10 @@ impl Explanation {
     }
 }
 
-/// The cheapest remedies at once, of those that leave what is computed as it is.
+/// The cheapest remedies at once, of those that leave what is computed as it is, on the same devices.
 fn together(found: &[(Remedy, Change)], step: &Step<'_>) -> Option<Together> {
-    let cheapest: Vec<&(Remedy, Change)> =
-        found.iter().take(CHEAPEST).filter(|(remedy, _)| remedy.keeps_numerics()).collect();
+    let fits = |(remedy, change): &&(Remedy, Change)| remedy.keeps_numerics() && change.other.is_none();
+    let cheapest: Vec<&(Remedy, Change)> = found.iter().take(CHEAPEST).filter(fits).collect();
     if cheapest.len() < 2 {
         return None;
     }
@@ -180,7 +179,7 @@ fn together(found: &[(Remedy, Change)], step: &Step<'_>) -> Option<Together> {
 /// Pairs of remedies that help each other.
 fn pairs(tried: &[(Remedy, Change)], step: &Step<'_>, plain: Bytes) -> Vec<Together> {
     let least = WORTH_A_LINE * plain.0 as f64;
-    let fits = |(remedy, _): &&(Remedy, Change)| remedy.keeps_numerics() && remedy.kind != RemedyKind::Sharding;
+    let fits = |(remedy, change): &&(Remedy, Change)| remedy.keeps_numerics() && change.other.is_none();
     let tried: Vec<&(Remedy, Change)> = tried.iter().filter(fits).collect();
     let mut pairs: Vec<(f64, Together)> = Vec::new();
     for (at, (first, change)) in tried.iter().enumerate() {
@@ -229,11 +228,8 @@ impl<'a> Step<'a> {
     /// The highest moment of the whole step with a change.
     fn highest(&self, change: &Change) -> Highest {
         let allocator = self.problem.allocator;
-        // That a step of one rank cannot be spread once more is known to the rule that proposes it.
-        let other = change.world_size.and_then(|ranks| even_shards(self.whole, ranks).ok());
-        match other.as_deref() {
-            // Its events stand elsewhere; its regions are the same, in the same order.
-            Some(other) => replay(other, &Regions::new(other), allocator, change),
+        match change.other.as_deref() {
+            Some(other) => replay(other, &Regions::new(other), allocator, &Change::default()),
             None => replay(self.trace, self.problem.regions(), allocator, change),
         }
     }
@@ -242,13 +238,21 @@ impl<'a> Step<'a> {
         Place::new(self.trace, self.loss, highest.at)
     }
 
+    /// Where a changed step peaks.
+    fn place_after(&self, change: &Change, highest: &Highest) -> Place {
+        match change.other.as_deref() {
+            Some(other) => Place::new(other, Loss::find(other, &Flow::new(other)).as_ref(), highest.at),
+            None => self.place(highest),
+        }
+    }
+
     /// What rules propose, replayed. The cheapest first; those that make numbers approximate are the last.
     fn tried(&self, rules: &[rules::Rule], plain: Bytes) -> Vec<(Remedy, Change)> {
         let mut found: Vec<(Remedy, Change)> = Vec::new();
         for rule in rules {
             let Some(Proposal { kind, title, how, assumption, extra, numerics, change }) = rule(self) else { continue };
             let after = self.highest(&change);
-            let (peak_bytes, at) = (after.bytes, self.place(&after));
+            let (peak_bytes, at) = (after.bytes, self.place_after(&change, &after));
             let (freed_bytes, extra_ms) = (plain.saturating_sub(peak_bytes), extra);
             let remedy = Remedy { kind, title, how, assumption, peak_bytes, freed_bytes, extra_ms, numerics, at };
             found.push((remedy, change));

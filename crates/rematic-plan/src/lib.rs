@@ -5,6 +5,7 @@
 //! [`Problem::greedy`] choose among them, and promise what the replay says. A plan that is saved is a [`PlanDocument`];
 //! an [`Explanation`] says why a step peaks where it does, and what brings the peak down.
 
+mod bounded;
 mod cancel;
 mod document;
 mod enumeration;

@@ -37,9 +37,9 @@ const LOOSENINGS: usize = 3;
 /// aims, as a share.
 const OTHER_AIMS: [(Pricing, f64); 3] = [(Pricing::High, 0.0), (Pricing::Low, 0.005), (Pricing::Low, 0.02)];
 /// Times that differ by a smaller share are equal: the replay adds them in another order.
-const SAME: f64 = 1e-9;
+pub(crate) const SAME: f64 = 1e-9;
 /// A plan that is so near to its bound is not searched any further.
-const NEAR: f64 = 1e-4;
+pub(crate) const NEAR: f64 = 1e-4;
 /// How much is done for a plan.
 #[derive(Clone, Copy, PartialEq)]
 struct Effort {
@@ -47,16 +47,18 @@ struct Effort {
     changes: usize,
     /// A plan so near to the bound of the relaxation, as a share, is near enough for the search to go on from.
     enough: f64,
-    /// Whether the bound by moments is wanted too.
-    bound: bool,
+    /// How much work it may be to show that there is no better one.
+    proof: usize,
 }
 
-/// For a budget: some 60 ms of search.
-const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, bound: true };
+/// For a budget: some 60 ms of search, and as much to show that there is no better plan.
+const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, proof: 1_000_000 };
 /// For a point of a curve.
-const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, bound: true };
+const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 100_000 };
 /// For a question whose answer only leads on.
-const QUICK: Effort = Effort { changes: 6_000, enough: 5e-3, bound: false };
+const QUICK: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 0 };
+/// The part of a proof that is tried before the search: it often finds the best plan and shows that it is.
+const FIRST_PROOF: usize = 4;
 /// Any plan within the budget is near enough.
 const ANY: f64 = 1.0;
 /// The search for the least budget ends when it is known to this share.
@@ -95,7 +97,7 @@ impl Problem {
         // Its bound is that of a smaller budget.
         let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
         let solution = Solution { lower_bound, ..least };
-        let solution = if effort.bound { self.bounded(budget, solution) } else { solution };
+        let solution = self.bounded(budget, solution, effort.proof);
         Outcome { verdict: Verdict::Planned, solution }
     }
 
@@ -107,31 +109,13 @@ impl Problem {
             .map(|relaxed| Millis(relaxed.lower_bound))
     }
 
-    /// A time of recomputation that no plan within the budget stays below, from the prices of bytes at each moment; `known` is
-    /// that of a plan within it.
-    #[must_use]
-    pub fn bound_by_moments(&self, budget: Bytes, known: Millis) -> Millis {
-        if self.nodes.is_empty() { Millis(0.0) } else { Millis(self.bound().within(self, budget, known.0)) }
-    }
-
-    /// The plan with the better of two bounds.
-    fn bounded(&self, budget: Bytes, solution: Solution) -> Solution {
-        let time = solution.replayed.recompute;
-        if time.0 <= solution.lower_bound.0 * (1.0 + NEAR) {
-            return solution;
-        }
-        // Sums of the same times in another order differ a little.
-        let bound = self.bound_by_moments(budget, time).0 * (1.0 - SAME);
-        let lower_bound = Millis(solution.lower_bound.0.max(bound).min(time.0));
-        Solution { lower_bound, ..solution }
-    }
-
     /// What the programme finds, bettered on the replay.
     fn searched(&self, budget: Bytes, effort: Effort) -> Option<Solution> {
         let fitted = self.fit(budget, effort.enough);
         if self.enumeration().is_some() {
             return fitted;
         }
+        let fitted = fitted.map(|found| self.bounded(budget, found, effort.proof / FIRST_PROOF));
         let is_best = |found: &Solution| found.replayed.recompute.0 <= found.lower_bound.0 * (1.0 + NEAR);
         if fitted.as_ref().is_some_and(is_best) {
             return fitted;
@@ -160,7 +144,7 @@ impl Problem {
             }
             (fitted, _) => fitted,
         };
-        solution.map(|solution| if effort.bound { self.bounded(budget, solution) } else { solution })
+        solution.map(|solution| self.bounded(budget, solution, effort.proof))
     }
 
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
@@ -434,6 +418,6 @@ impl Problem {
             }
         }
         let lower_bound = self.lower_bound(peak).map_or(0.0, |bound| bound.0).min(best.replayed.recompute.0);
-        self.bounded(peak, Solution { lower_bound: Millis(lower_bound), ..best })
+        self.bounded(peak, Solution { lower_bound: Millis(lower_bound), ..best }, WHOLE.proof)
     }
 }

@@ -8,6 +8,8 @@
 //! the last of a few moments that are known beforehand, and so does the copy that recomputation makes of it. So a change of
 //! plan is a change of a few lives on a fixed [`Axis`] of moments, and the peak is the highest point of a tree of heights
 //! ([`Draft`]). What is found is replayed as it is before it is promised.
+//!
+//! The same lives say how good a plan can be: [`Bound`].
 
 #[cfg(test)]
 mod agreement;
@@ -17,6 +19,8 @@ mod bound;
 mod draft;
 mod heights;
 mod lives;
+mod prices;
+mod proof;
 mod refill;
 
 pub(crate) use annealing::{Goal, Search};
@@ -24,3 +28,4 @@ pub(crate) use axis::Axis;
 pub(crate) use bound::Bound;
 pub(crate) use draft::Draft;
 pub(crate) use lives::Lives;
+pub(crate) use proof::Proven;

@@ -24,6 +24,7 @@ mod allocation;
 mod blas;
 mod card;
 mod copies;
+mod cudnn;
 mod device;
 mod driver;
 mod graphs;

@@ -1,4 +1,5 @@
 use std::fmt::Write;
+use std::path::Path;
 
 use rematic_trace::Bytes;
 use serde::Serialize;
@@ -14,6 +15,8 @@ pub struct CheckReport<'a> {
     pub differences: Vec<Difference<'a>>,
     /// By how much a step may grow.
     pub allowed: Bytes,
+    /// The file in which all are locked again as they are.
+    pub locked: Option<&'a Path>,
 }
 
 impl CheckReport<'_> {
@@ -34,10 +37,11 @@ impl CheckReport<'_> {
         struct Json<'a> {
             grew: bool,
             allowed_bytes: Bytes,
+            locked: bool,
             steps: Vec<DifferenceJson<'a>>,
         }
         let steps = self.differences.iter().map(Difference::document).collect();
-        json(&Json { grew: self.grew(), allowed_bytes: self.allowed, steps })
+        json(&Json { grew: self.grew(), allowed_bytes: self.allowed, locked: self.locked.is_some(), steps })
     }
 
     /// A line for each step, and what changed where one grew.
@@ -58,12 +62,15 @@ impl CheckReport<'_> {
         let larger = self.differences.iter().filter(|difference| self.is_larger(difference)).count();
         let verdict = match larger {
             0 => style.paint("Nothing grew.", Tone::Good),
-            1 => style.paint("1 step grew.", Tone::Bad) + " If that is meant, `rematic check --update` locks it.",
-            many => {
-                style.paint(&format!("{many} steps grew."), Tone::Bad)
-                    + " If that is meant, `rematic check --update` locks them."
-            }
+            1 => style.paint("1 step grew.", Tone::Bad),
+            many => style.paint(&format!("{many} steps grew."), Tone::Bad),
         };
-        text + &verdict + "\n"
+        let then = match (self.locked, larger) {
+            (Some(file), _) => format!(" All steps are locked as they are now, in {}.", file.display()),
+            (None, 0) => String::new(),
+            (None, 1) => " If that is meant, `rematic check --update` locks it.".to_owned(),
+            (None, _) => " If that is meant, `rematic check --update` locks them.".to_owned(),
+        };
+        text + &verdict + &then + "\n"
     }
 }

@@ -104,6 +104,8 @@ pub struct FitSetup {
     pub seq: Option<u64>,
     /// GPUs.
     pub gpus: u64,
+    /// How many of them share the model (tensor parallelism); 1 is none.
+    pub tp: u32,
     /// The device.
     pub device: String,
     /// What the step takes of it; `None` on the CPU.
@@ -122,6 +124,11 @@ impl FitSetup {
     #[must_use]
     pub fn paced(self, pace: &Pace) -> Self {
         FitSetup { step_ms: pace.step, tokens_per_second: pace.tokens_per_second(), ..self }
+    }
+
+    /// Whether it fits only because PyTorch's allocator gives back what it has cached and tries again.
+    fn just_fits(&self) -> bool {
+        self.memory.is_some_and(|memory| memory.retries.is_some_and(|retries| retries > 0))
     }
 
     fn rate(&self) -> String {
@@ -220,7 +227,8 @@ impl Fit {
                 means,
                 count(setup.batch as f64),
                 setup.gpus.to_string(),
-                setup.memory.map_or_else(String::new, |memory| memory.reserved.to_string()),
+                setup.memory.map_or_else(String::new, |memory| memory.reserved.to_string())
+                    + if setup.just_fits() { JUST } else { "" },
                 setup.step_ms.to_string(),
                 setup.rate(),
             ]);
@@ -233,15 +241,39 @@ impl Fit {
                 tail: (command, Tone::Plain),
             })
         });
-        table.render(style) + &more
+        table.render(style) + &more + &self.just(style)
+    }
+
+    /// What the mark means, where there is one.
+    fn just(&self, style: Style) -> String {
+        let found = self.answers.iter().flat_map(|answer| [&answer.as_it_is, &answer.with_a_plan]);
+        let mut shown = found.filter_map(|found| found.setup.as_ref()).chain(self.setups.iter().take(SETUPS));
+        if !shown.any(FitSetup::just_fits) {
+            return String::new();
+        }
+        style.sentence(&Sentence {
+            lead: (JUST, Tone::Quiet),
+            head: " just fits:",
+            gap: " ",
+            tail: ("PyTorch's allocator empties its cache and tries again, which takes time", Tone::Quiet),
+        })
     }
 }
 
+/// Marks what fits only because the allocator tries again.
+const JUST: &str = "*";
+
 impl FitFound {
     fn words(&self) -> String {
+        let just = if self.setup.as_ref().is_some_and(FitSetup::just_fits) { JUST } else { "" };
+        let shared = self.setup.as_ref().map_or(1, |setup| setup.tp);
+        let shared = match &self.value {
+            Some(FitValue::Count(_)) if shared > 1 => format!(" with TP {shared}"),
+            _ => String::new(),
+        };
         match (&self.value, &self.neighbour) {
-            (Some(value), Some(next)) => format!("{} ({} does not fit)", value.words(), next.words()),
-            (Some(value), None) => format!("{} (the limit)", value.words()),
+            (Some(value), Some(next)) => format!("{}{just}{shared} ({} does not fit)", value.words(), next.words()),
+            (Some(value), None) => format!("{}{just}{shared} (the limit)", value.words()),
             (None, Some(next)) => format!("none ({} does not fit)", next.words()),
             (None, None) => "none".to_owned(),
         }

@@ -136,12 +136,13 @@ impl Memory {
             None => format!(" {}:", device.product),
         };
         let verdict = style.sentence(&Sentence { lead, head: &head, gap: " ", tail: (&tail, Tone::Plain) });
+        let (context, collectives) = if device.is_amd() { ("HIP", "RCCL") } else { ("CUDA", "NCCL") };
         let parts = format!(
-            "{} allocated, {} reserved by PyTorch's allocator, {} for the CUDA context{}",
+            "{} allocated, {} reserved by PyTorch's allocator, {} for the {context} context{}",
             self.allocated,
             self.reserved,
             self.context,
-            if self.ranks > 1 { " and NCCL" } else { "" }
+            if self.ranks > 1 { format!(" and {collectives}") } else { String::new() }
         );
         let parts = Sentence { lead: ("", Tone::Plain), head: &parts, gap: "", tail: ("", Tone::Plain) };
         verdict + &style.sentence(&parts)

@@ -4,7 +4,7 @@ use rematic_cost::{Costs, Device, Element};
 use rematic_plan::{CategoryBytes, resident_groups};
 use rematic_replay::Timeline;
 use rematic_torch::{Baseline, ModuleStats, StepStats};
-use rematic_trace::{Bytes, Category, Dtype, Millis, ModuleId, Op, Phase, StepTrace, any_layer, short};
+use rematic_trace::{Bytes, Category, Dtype, Millis, ModuleId, Op, Phase, StepTrace, StorageId, any_layer, short};
 use serde::Serialize;
 
 use crate::json::json;
@@ -182,10 +182,11 @@ impl StatsReport<'_> {
         let setup = self.setup();
         let mut text = setup.text(style);
         let size = format!(
-            "{} operators, {} modules, {} parameters",
+            "{} operators, {} modules, {} parameters{}",
             self.trace.ops().len(),
             self.stats.modules.len(),
-            thousands(parameter_count(self.trace))
+            thousands(parameter_count(self.trace)),
+            if has_part(self.trace) { " on this rank" } else { "" }
         );
         let others: Vec<String> = setup.others().iter().map(|other| unbroken(other)).collect();
         text += &style.sentence(&Sentence {
@@ -328,7 +329,9 @@ impl StatsReport<'_> {
 pub fn trace_text(trace: &StepTrace, timeline: &Timeline) -> String {
     let facts: Vec<String> = trace.origin.facts().iter().map(|(name, value)| fact(name, value)).collect();
     let (peak, style) = (timeline.peak(), Style::default());
-    let head = format!("{} operators, {} parameters", trace.ops().len(), thousands(parameter_count(trace)));
+    let where_else = if has_part(trace) { " on this rank" } else { "" };
+    let count = thousands(parameter_count(trace));
+    let head = format!("{} operators, {count} parameters{where_else}", trace.ops().len());
     let mut text = style.sentence(&Sentence {
         lead: (&trace.origin.model, Tone::Plain),
         head: "",
@@ -364,6 +367,14 @@ pub(crate) fn parameter_count(trace: &StepTrace) -> u64 {
     parameters.dedup_by_key(|(storage, _)| *storage);
     let elements = parameters.iter().map(|(_, layout)| trace.layouts()[*layout].elements());
     elements.fold(0, u64::saturating_add)
+}
+
+/// Whether the parameters of a step are those that one rank of several has, and not the model's.
+fn has_part(trace: &StepTrace) -> bool {
+    // A step that is divided evenly still has the layouts of the whole.
+    let is_divided = |storage: StorageId| trace.storages()[storage].own_bytes() != trace.storages()[storage].bytes;
+    let mut parameters = trace.modules().iter().flat_map(|module| &module.parameters);
+    trace.place.ranks() != Some(1) && !parameters.any(|parameter| is_divided(parameter.storage))
 }
 
 /// A fact about the step; the element type, which the trace has as its file does, as the options spell it.

@@ -260,9 +260,14 @@ impl Study {
         PlanDocument { step_ms: self.pace().step, ..document }
     }
 
-    /// A plan from a document, with what the replay says about it here.
+    /// A plan from a document for this very step, with what the replay says about it here.
     pub(crate) fn replayed(problem: &Problem, document: &PlanDocument, budget: Bytes) -> Result<Solution, Error> {
-        let (_, checkpoints) = document.for_step(problem.trace(), problem.regions())?;
+        let (variant, checkpoints) = document.for_step(problem.trace(), problem.regions())?;
+        let ranks = problem.trace().place.ranks().unwrap_or(u64::MAX);
+        if ranks != document.world_size {
+            return Err(Error::OtherRanks { plan: document.world_size, step: ranks });
+        }
+        variant.check_step(problem.trace(), problem.baseline().peak)?;
         let replayed = problem.replay(&checkpoints);
         // It holds for plans that move nothing to the host.
         let offloads = replayed.offload.bytes > Bytes(0);

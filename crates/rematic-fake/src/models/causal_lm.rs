@@ -149,7 +149,7 @@ pub(super) fn attend(
     let repeated = repeats.then(|| (repeat_kv(keys, group), repeat_kv(values, group)));
     let (keys, values) = repeated.as_ref().map_or((keys, values), |(keys, values)| (keys, values));
     // A single position counts as decoding, and sees all.
-    let attention = Attention { causal: queries.size(2) > 1, ..attention };
+    let attention = Attention { causal: attention.causal && queries.size(2) > 1, ..attention };
     let attended = attention.attend(queries, keys, values, mask);
     let transposed = attended.transpose(1, 2);
     transposed.contiguous()

@@ -4,6 +4,7 @@ mod builtin;
 mod causal_lm;
 mod config;
 mod decoder;
+mod encoder;
 mod gpt2;
 mod gpt_neox;
 mod recipe;
@@ -14,6 +15,7 @@ use rematic_trace::{Dtype, Opt, StepTrace};
 
 pub use self::builtin::{BUILTIN, Builtin};
 use self::decoder::{Decoder, DecoderConfig};
+use self::encoder::{Network, Shape};
 use self::gpt_neox::{GptNeoxConfig, GptNeoxForCausalLm};
 use self::gpt2::{Gpt2Config, Gpt2LmHeadModel};
 pub use self::recipe::{LossKind, Recipe};
@@ -77,6 +79,7 @@ enum Architecture {
     Gpt2(Gpt2Config),
     GptNeox(GptNeoxConfig),
     Decoder(DecoderConfig),
+    Network(Network),
 }
 
 impl Architecture {
@@ -88,7 +91,7 @@ impl Architecture {
     /// The layers that PEFT gives adapters if it is not told which; none for a model that it does not know.
     fn lora_targets(&self) -> &'static [&'static str] {
         match self {
-            Architecture::Seed(_) => &[],
+            Architecture::Seed(_) | Architecture::Network(_) => &[],
             Architecture::Gpt2(_) => &["c_attn"],
             Architecture::GptNeox(_) => &["query_key_value"],
             Architecture::Decoder(config) => config.family.lora_targets(),
@@ -232,6 +235,18 @@ impl Model {
                     (decoder.attention_dropout, decoder.resid_dropout) = (dropout, dropout);
                 }
             }
+            Architecture::Network(network) => {
+                if let Some(layers) = options.layers {
+                    network.set_layers(layers);
+                }
+                if let Some(dropout) = options.dropout {
+                    network.set_dropout(dropout);
+                }
+                if options.seq.is_some() && !network.reads_text() {
+                    let rule = format!("{} reads no text; drop the option", self.name);
+                    return Err(out_of_range("seq", self.seq, &rule));
+                }
+            }
             Architecture::Seed(_) => {}
         }
         Ok(())
@@ -249,6 +264,7 @@ impl Model {
             return Err(out_of_range("tp", ranks, "it must be at least 2"));
         }
         self.recipe.check_shared()?;
+        sharing::check_optimizer(self.optimizer)?;
         let rank = options.tp_rank.unwrap_or(0);
         if rank >= ranks {
             let rule = format!("{} GPUs have the ranks 0 to {}", ranks, ranks - 1);
@@ -287,6 +303,13 @@ impl Model {
                 gpt2.layers
             }
             Architecture::GptNeox(neox) => neox.layers,
+            Architecture::Network(network) => {
+                if let Some(longest) = network.longest_text().filter(|longest| self.seq > *longest) {
+                    let rule = format!("{} has {longest} positions; use a shorter {}", self.name, Opt("seq"));
+                    return Err(out_of_range("seq", self.seq, &rule));
+                }
+                network.layers()
+            }
             Architecture::Decoder(decoder) => {
                 if let Some(group) = decoder.group {
                     sharing::check(&self.name, decoder, group, self.seq)?;
@@ -316,11 +339,24 @@ impl Model {
         self.check()?;
         let tape = Tape::new(&self.name);
         tape.fact("batch", self.batch);
-        tape.fact("seq", self.seq);
+        if self.reads_text() {
+            tape.fact("seq", self.seq);
+        }
         tape.fact("dtype", self.dtype);
         tape.fact("attention", self.attention);
         self.recipe.begin(&tape);
         match &self.architecture {
+            Architecture::Network(network) => {
+                network.describe(&tape, self.seq);
+                let shape = Shape {
+                    batch: self.batch,
+                    seq: self.seq,
+                    dtype: self.dtype,
+                    kernel: self.attention,
+                    micro_batches: self.recipe.micro_batches(),
+                };
+                network.trace(&tape, &shape, || self.step(&tape))
+            }
             Architecture::Seed(seed) => {
                 let model = seed.build(&tape, self.seq, self.dtype, self.attention);
                 let tokens = self.tokens(&tape);
@@ -346,6 +382,11 @@ impl Model {
                 self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch], positions.as_ref()), loss_of)
             }
         }
+    }
+
+    /// Whether a sample is a text, which has a length.
+    fn reads_text(&self) -> bool {
+        !matches!(&self.architecture, Architecture::Network(network) if !network.reads_text())
     }
 
     /// The tokens of every micro-batch.

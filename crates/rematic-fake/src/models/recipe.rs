@@ -111,6 +111,16 @@ impl Recipe {
                 &format!("the loss of {name} is the sum of its output; leave it out"),
             ));
         }
+        if self.loss == Some(LossKind::Chunked) && matches!(architecture, Architecture::Network(_)) {
+            let rule = format!("rematic.chunked_loss is for causal language models, and {name} is none; leave it out");
+            return Err(out_of_range(LOSS, CHUNKED, &rule));
+        }
+        if self.lora.is_some() && matches!(architecture, Architecture::Network(_)) {
+            let rule = format!(
+                "adapters are known for causal language models, and {name} is none; capture the model with its adapters in Python"
+            );
+            return Err(out_of_range(LORA, self.lora.as_ref().map_or(0, |lora| lora.rank), &rule));
+        }
         if self.loss == Some(LossKind::Chunked) && architecture.scales_logits() {
             let rule = format!("{name} scales its logits, which rematic.chunked_loss does not; leave it out");
             return Err(out_of_range(LOSS, CHUNKED, &rule));
@@ -135,14 +145,13 @@ impl Recipe {
 
     /// What a model that several ranks share does not take.
     pub(super) fn check_shared(&self) -> Result<(), FakeError> {
-        match self.given().filter(|option| *option != Opt(ACCUMULATE)) {
-            Some(option) => Err(out_of_range(
-                option.0,
-                "given",
-                &format!("it is not known together with {}; leave one of the two out", Opt("tp")),
-            )),
-            None => Ok(()),
-        }
+        let Some(option) = self.given().filter(|option| *option != Opt(ACCUMULATE)) else { return Ok(()) };
+        let instead = if self.autocast.is_some() {
+            format!("add {}, which has its own rule for mixed precision, or train in bf16", Opt("fsdp"))
+        } else {
+            format!("take {} alone, or capture the parallel model in Python", Opt("fsdp"))
+        };
+        Err(out_of_range(option.0, "given", &format!("it is not known together with {}; {instead}", Opt("tp"))))
     }
 
     /// Notes it on the tape of a step, before the model is made.

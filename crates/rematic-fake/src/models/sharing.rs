@@ -5,7 +5,19 @@ use rematic_trace::Opt;
 use super::decoder::DecoderConfig;
 use super::out_of_range;
 use crate::error::FakeError;
+use crate::optimizer::Optimizer;
 use crate::parallel::TensorParallel;
+
+/// Whether it is known what an optimizer does with parameters that are dealt out: those of PyTorch that look at each element alone.
+pub(super) fn check_optimizer(optimizer: Optimizer) -> Result<(), FakeError> {
+    match optimizer {
+        Optimizer::AdamW8bit | Optimizer::Lion | Optimizer::Muon | Optimizer::Adafactor => {
+            let rule = format!("what it does with parts of parameters ({}) is not known; take adamw, adam or sgd", Opt("tp"));
+            Err(out_of_range("optimizer", optimizer, &rule))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// Whether PyTorch runs the step when `parallelize_module` deals the model out to these ranks.
 pub(super) fn check(name: &str, config: &DecoderConfig, group: TensorParallel, seq: u64) -> Result<(), FakeError> {

@@ -34,6 +34,13 @@ impl Linear {
         Linear { scope, weight: weight.clone(), bias: None, adapter }
     }
 
+    /// A layer whose weight and bias are parameters of other modules.
+    pub(crate) fn tied_with(parent: &Scope, name: &str, weight: &Tensor, bias: &Tensor) -> Self {
+        let tied = Linear::tied(parent, name, weight);
+        tied.scope.tie("bias", bias);
+        Linear { bias: Some(bias.clone()), ..tied }
+    }
+
     /// Runs the layer.
     #[must_use]
     pub fn forward(&self, input: &Tensor) -> Tensor {
@@ -142,6 +149,13 @@ impl Embedding {
         let scope = parent.child(name, "Embedding");
         let weight = scope.parameter("weight", &[count, width]);
         Embedding { scope, weight, scale: None }
+    }
+
+    /// A table that is another module's parameter.
+    pub(crate) fn tied(parent: &Scope, name: &str, weight: &Tensor) -> Self {
+        let scope = parent.child(name, "Embedding");
+        scope.tie("weight", weight);
+        Embedding { scope, weight: weight.clone(), scale: None }
     }
 
     /// `count` vectors of `width` that are scaled after they are looked up, as Gemma's are; `class` is the Python class.

@@ -94,18 +94,39 @@ impl Attention {
         query.tape().inside_operator(|| self.attend_inside(query, key, value, mask))
     }
 
-    /// The same behind autocast.
-    fn attend_inside(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
+    /// The same with numbers that are added to the scores, of a shape that broadcasts to `[batch, heads, positions, positions]`. They
+    /// may have a gradient.
+    pub(crate) fn attend_biased(&self, query: &Tensor, key: &Tensor, value: &Tensor, bias: &Tensor) -> Tensor {
+        let bias = &bias.lowered();
+        let (value, key, query) = (&value.lowered(), &key.lowered(), &query.lowered());
+        query.tape().inside_operator(|| match self.kernel_for(query, true) {
+            None => query.clone(),
+            Some(AttentionKernel::Efficient) => {
+                let bias = bias.clone().aligned_bias(query, key);
+                efficient(query, key, value, Some(&bias))
+            }
+            Some(_) => self.math(query, key, value, Some(bias)),
+        })
+    }
+
+    /// The kernel that runs; none, after it has been said why, if the one that was asked for does not take these queries.
+    fn kernel_for(&self, query: &Tensor, masked: bool) -> Option<AttentionKernel> {
         let refused = match self.kernel {
-            AttentionKernel::Flash => refused_by_flash(query, mask.is_some()),
+            AttentionKernel::Flash => refused_by_flash(query, masked),
             AttentionKernel::Efficient => refused_by_efficient(query),
             AttentionKernel::Auto | AttentionKernel::Math => None,
         };
         if let Some(rule) = refused {
             query.tape().fail(FakeError::Option { name: "attention".to_owned(), value: self.kernel.to_string(), rule });
-            return query.clone();
+            return None;
         }
-        match self.chosen(query, mask.is_some()) {
+        Some(self.chosen(query, masked))
+    }
+
+    /// The same behind autocast.
+    fn attend_inside(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
+        let Some(kernel) = self.kernel_for(query, mask.is_some()) else { return query.clone() };
+        match kernel {
             AttentionKernel::Flash => padded_flash(query, key, value, self.dropout),
             AttentionKernel::Efficient => {
                 let bias = mask.map(|mask| mask.as_bias(query.dtype()).aligned_bias(query, key));
@@ -290,10 +311,12 @@ fn fused(
     gradient_layouts: [Layout; 3],
     random: bool,
 ) -> Tensor {
+    let of_bias = bias.filter(|bias| bias.requires_grad()).map(|bias| bias.layout().clone());
     let backward = Box::new(move |gradients: &Gradients<'_>| {
         let mut arguments = vec![gradients.output()];
         arguments.extend(gradients.saved);
-        let outputs = gradient_layouts.into_iter().map(Out::New).collect();
+        let of_bias = of_bias.map(|bias| Out::aligned(bias.dtype, &bias.shape, BIAS_GRADIENT_ALIGNMENT));
+        let outputs = gradient_layouts.into_iter().map(Out::New).chain(of_bias).collect();
         gradients.tape.launch(Kernel::new(backward_name, &arguments, outputs)).into_iter().map(Some).collect()
     });
     let arguments: Vec<&Tensor> = inputs.into_iter().chain(bias).collect();
@@ -301,7 +324,8 @@ fn fused(
     saves.extend([Slot::Output(0), Slot::Auxiliary(1), Slot::Auxiliary(2), Slot::Auxiliary(3)]);
     let mut kernel = Kernel::new(name, &arguments, outputs);
     kernel.flags.random = random;
-    inputs[0].tape().launch_differentiable(kernel, Derivative { inputs: &inputs, saves, backward }).swap_remove(0)
+    let derivative = Derivative { inputs: &arguments, saves, backward };
+    inputs[0].tape().launch_differentiable(kernel, derivative).swap_remove(0)
 }
 
 fn causal_bias(query: &Tensor, keys: u64) -> Tensor {
@@ -315,6 +339,8 @@ fn causal_bias(query: &Tensor, keys: u64) -> Tensor {
 
 /// The memory-efficient kernel reads the rows of a bias in steps of this many elements.
 const BIAS_ALIGNMENT: u64 = 8;
+/// It fills the rows of a bias's gradient up to so many elements.
+const BIAS_GRADIENT_ALIGNMENT: u64 = 16;
 
 impl Tensor {
     /// The numbers to add to the scores: 0 where the mask is true, minus infinity elsewhere.
@@ -350,7 +376,7 @@ impl Tensor {
             return self.expand(&shape);
         }
         let rows = {
-            let padded = self.pad_last(BIAS_ALIGNMENT - keys % BIAS_ALIGNMENT);
+            let padded = self.padded_width(BIAS_ALIGNMENT - keys % BIAS_ALIGNMENT);
             padded.slice(-1, 0, keys)
         };
         rows.expand(&shape)

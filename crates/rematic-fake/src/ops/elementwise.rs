@@ -295,6 +295,34 @@ impl Tensor {
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
+    /// The tensor where `condition` is true, a number elsewhere.
+    pub(crate) fn where_true(&self, condition: &Tensor) -> Tensor {
+        let number = |tape: &crate::Tape, dtype| {
+            let layout = Layout::contiguous(dtype, &[]);
+            tape.launch_one(Kernel::new("scalar_tensor.default", &[], vec![Out::New(layout)]))
+        };
+        let other = number(self.tape(), self.dtype());
+        let out = condition.elementwise("where.self", &[self], self.dtype());
+        let kernel = Kernel::new("where.self", &[condition, self, &other], vec![out]);
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let (gradient, condition) = (gradients.output(), &gradients.saved[0]);
+            let zero = number(gradients.tape, gradient.dtype());
+            let out = condition.elementwise("where.self", &[gradient], gradient.dtype());
+            vec![Some(gradients.tape.launch_one(Kernel::new("where.self", &[condition, gradient, &zero], vec![out])))]
+        });
+        let derivative = Derivative { inputs: &[self], saves: vec![Slot::Input(condition)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// Keeps every element between two numbers that are tensors.
+    pub(crate) fn clamp_between(&self, least: &Tensor, most: &Tensor) -> Tensor {
+        let out = self.elementwise("clamp.Tensor", &[], self.dtype());
+        let kernel = Kernel::new("clamp.Tensor", &[self, least, most], vec![out]);
+        let saves = vec![Slot::Input(self), Slot::Input(least), Slot::Input(most)];
+        let derivative = Derivative { inputs: &[self], saves, backward: Box::new(clamp_gradient) };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     /// A kernel that changes the tensor in place and returns it, not differentiated.
     pub(crate) fn change(&self, name: &'static str, others: &[&Tensor]) {
         let inputs: Vec<&Tensor> = std::iter::once(self).chain(others.iter().copied()).collect();
@@ -312,6 +340,31 @@ impl Tensor {
     pub(crate) fn ones_like(&self) -> Tensor {
         self.map("ones_like.default")
     }
+}
+
+/// `clamp_backward`: half of the gradient where an element is at a bound.
+fn clamp_gradient(gradients: &Gradients<'_>) -> Vec<Option<Tensor>> {
+    let [input, least, most] = gradients.saved else { return vec![] };
+    let gradient = gradients.output();
+    let proper = least.compare("lt.Tensor", most);
+    // One expression there: what it needs goes at its end.
+    let at_bound = {
+        let low = input.compare("eq.Tensor", least);
+        let high = input.compare("eq.Tensor", most);
+        let either = low.compare("logical_or.default", &high);
+        either.compare("logical_and.default", &proper)
+    };
+    let outside = {
+        let low = input.compare("lt.Tensor", least);
+        let high = input.compare("gt.Tensor", most);
+        low.compare("logical_or.default", &high)
+    };
+    let halved = gradient.map("div.Scalar");
+    let chosen = {
+        let out = Out::New(halved.layout().clone());
+        gradients.tape.launch_one(Kernel::new("where.self", &[&at_bound, &halved, gradient], vec![out]))
+    };
+    vec![Some(chosen.zip("masked_fill.Scalar", &outside))]
 }
 
 #[cfg(test)]

@@ -5,6 +5,12 @@ use crate::kernel::{Derivative, Kernel, Out, Slot};
 use crate::tensor::Tensor;
 
 impl Tensor {
+    /// The elements of the last dimension at these places; of whole numbers.
+    pub(crate) fn gather_last(&self, places: &Tensor) -> Tensor {
+        let layout = Layout::contiguous(self.dtype(), places.shape());
+        self.tape().launch_one(Kernel::new("gather.default", &[self, places], vec![Out::New(layout)]))
+    }
+
     /// The rows of `self` that `indices` name.
     #[must_use]
     pub fn embedding(&self, indices: &Tensor) -> Tensor {

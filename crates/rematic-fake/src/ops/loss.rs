@@ -8,6 +8,10 @@ impl Tensor {
     /// The mean negative log-likelihood of `targets` under log-probabilities of shape `[rows, classes]`.
     #[must_use]
     pub fn nll_loss(&self, targets: &Tensor) -> Tensor {
+        self.raised().nll_loss_kernel(targets)
+    }
+
+    fn nll_loss_kernel(&self, targets: &Tensor) -> Tensor {
         let scalar = Layout::contiguous(self.dtype(), &[]);
         let own = Layout::contiguous(self.dtype(), self.shape());
         let backward = Box::new(move |gradients: &Gradients<'_>| {
@@ -23,7 +27,8 @@ impl Tensor {
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
-    /// The mean cross-entropy of logits of shape `[rows, classes]` against integer `targets`.
+    /// The mean cross-entropy of logits of shape `[rows, classes]` against integer `targets`. It asks for logarithms in the type of the
+    /// logits, so that autocast leaves them; the rest it raises.
     #[must_use]
     pub fn cross_entropy(&self, targets: &Tensor) -> Tensor {
         let log_probabilities = self.log_softmax_last();

@@ -4,6 +4,7 @@
 
 mod attention;
 mod chunked;
+mod convolution;
 mod elementwise;
 mod embedding;
 mod factors;

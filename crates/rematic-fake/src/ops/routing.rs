@@ -34,7 +34,7 @@ impl Tensor {
     }
 
     /// Zeros of this layout, on the device of `self`.
-    fn new_zeros(&self, layout: Layout) -> Tensor {
+    pub(crate) fn new_zeros(&self, layout: Layout) -> Tensor {
         self.tape().launch_one(Kernel::new("new_zeros.default", &[self], vec![Out::New(layout)]))
     }
 
@@ -112,13 +112,13 @@ impl Tensor {
         }
         let (factors, mut saves) = Factors::new(self, matrices);
         saves.push(Slot::Input(ends));
-        let layout = padded(self.dtype(), &[*rows, *columns]);
+        let out = padded(self.dtype(), &[*rows, *columns]);
         let own = [matrices.shape()[0], *columns, *inner];
         let backward = Box::new(move |gradients: &Gradients<'_>| {
             let gradient = gradients.output();
             let Some(ends) = gradients.saved.last() else { return vec![] };
             let product = |left: &Tensor, right: &Tensor, shape: &[u64]| {
-                let outputs = vec![Out::New(padded(left.dtype(), shape))];
+                let outputs = vec![padded(left.dtype(), shape)];
                 left.tape().launch_one(Kernel::new(NAME, &[left, right, ends], outputs))
             };
             let for_matrices = factors.left_for_right(gradients).map(|rows| {
@@ -134,7 +134,7 @@ impl Tensor {
             });
             vec![for_rows, for_matrices]
         });
-        let kernel = Kernel::new(NAME, &[self, matrices, ends], vec![Out::New(layout)]);
+        let kernel = Kernel::new(NAME, &[self, matrices, ends], vec![out]);
         let derivative = Derivative { inputs: &[self, matrices], saves, backward };
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
@@ -145,13 +145,8 @@ const NAME: &str = "_grouped_mm.default";
 /// The kernel aligns its rows to this many bytes (`create_grouped_gemm_output_tensor`).
 const ROW_ALIGNMENT: u64 = 16;
 
-fn padded(dtype: Dtype, shape: &[u64]) -> Layout {
-    let step = ROW_ALIGNMENT / dtype.size().max(1);
-    let mut wide = shape.to_vec();
-    if let Some(columns) = wide.last_mut() {
-        *columns = columns.next_multiple_of(step);
-    }
-    Layout { shape: shape.to_vec(), ..Layout::contiguous(dtype, &wide) }
+fn padded(dtype: Dtype, shape: &[u64]) -> Out<'static> {
+    Out::aligned(dtype, shape, ROW_ALIGNMENT / dtype.size().max(1))
 }
 
 fn mismatch(rows: &Tensor, matrices: &Tensor) -> FakeError {

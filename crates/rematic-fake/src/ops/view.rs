@@ -129,6 +129,22 @@ impl Tensor {
         layout
     }
 
+    /// The dimensions in another order: where each one was.
+    pub(crate) fn permute(&self, order: &[usize]) -> Tensor {
+        let own = self.layout();
+        if order.len() != own.shape.len() || order.iter().any(|&dim| dim >= own.shape.len()) {
+            let _ = self.misfit("permute.default", "every dimension must be named once");
+            return self.clone();
+        }
+        let pick = |from: &[u64]| order.iter().map(|&dim| from[dim]).collect();
+        let layout = Layout { dtype: own.dtype, shape: pick(&own.shape), strides: pick(&own.strides) };
+        let mut back = vec![0; order.len()];
+        for (place, &dim) in order.iter().enumerate() {
+            back[dim] = place;
+        }
+        self.viewed("permute.default", layout, move |gradient| gradient.permute(&back))
+    }
+
     /// A new dimension of extent 1 at `dim`.
     #[must_use]
     pub fn unsqueeze(&self, dim: isize) -> Tensor {
@@ -197,6 +213,22 @@ impl Tensor {
         layout
     }
 
+    /// The first place of a dimension, which goes.
+    pub(crate) fn select(&self, dim: isize) -> Tensor {
+        let axis = self.axis(dim);
+        if axis >= self.shape().len() {
+            let _ = self.misfit("select.int", "the dimension must exist");
+            return self.clone();
+        }
+        let mut layout = self.layout().clone();
+        layout.shape.remove(axis);
+        layout.strides.remove(axis);
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        self.viewed("select.int", layout, move |gradient| {
+            gradient.tape().launch_one(Kernel::new("select_backward.default", &[gradient], vec![Out::New(own)]))
+        })
+    }
+
     /// The same tensor under another identity, as Python's `x[:]` gives it.
     #[must_use]
     pub fn alias(&self) -> Tensor {
@@ -210,17 +242,18 @@ impl Tensor {
         self.tape().launch_one(Kernel::view("detach.default", self, outputs))
     }
 
-    /// Pieces of `size` along a dimension.
+    /// Pieces of `size` along a dimension; the last may have less.
     #[must_use]
     pub fn split(&self, size: u64, dim: isize) -> Vec<Tensor> {
         let axis = self.axis(dim);
         let extent = self.size(dim);
-        if size == 0 || !extent.is_multiple_of(size) || axis >= self.shape().len() {
-            let _ = self.misfit("split.Tensor", "the pieces must divide the dimension");
+        if size == 0 || axis >= self.shape().len() {
+            let _ = self.misfit("split.Tensor", "the pieces must have a length, along a dimension that there is");
             return Vec::new();
         }
-        let pieces = extent / size;
-        let outputs = (0..pieces).map(|piece| Out::View(self, self.sliced(axis, piece * size, (piece + 1) * size)));
+        let end = |piece: u64| (piece + 1).saturating_mul(size).min(extent);
+        let pieces = 0..extent.div_ceil(size);
+        let outputs = pieces.map(|piece| Out::View(self, self.sliced(axis, piece * size, end(piece))));
         let kernel = Kernel::view("split.Tensor", self, outputs.collect());
         let own = self.layout().clone();
         let backward = Box::new(move |gradients: &Gradients<'_>| {

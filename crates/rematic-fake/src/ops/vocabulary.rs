@@ -56,7 +56,7 @@ impl Tensor {
     }
 
     /// An elementwise kernel of one tensor whose result has another type.
-    fn map_to(&self, name: &'static str, dtype: Dtype) -> Tensor {
+    pub(crate) fn map_to(&self, name: &'static str, dtype: Dtype) -> Tensor {
         let layout = Layout { dtype, ..Layout::contiguous(dtype, self.shape()) };
         self.tape().launch_one(Kernel::new(name, &[self], vec![Out::New(layout)]))
     }

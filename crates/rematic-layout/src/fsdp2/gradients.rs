@@ -53,7 +53,10 @@ fn guess(
         let read = op.differentiates.map(|forward| trace.inputs(trace.op(forward))).unwrap_or_default();
         let direct = read.iter().filter_map(|input| parameters[input.storage]);
         let through = trace.inputs(op).iter().filter_map(|input| likely[input.storage]);
-        let mut candidates = direct.chain(through).filter(|parameter| elements[*parameter] == count);
+        // A gradient that is added up in place begins as zeros like its parameter.
+        let zeros = trace.op_name(op).starts_with("zeros_like.").then(|| trace.inputs(op)).unwrap_or_default();
+        let like = zeros.iter().filter_map(|input| parameters[input.storage]);
+        let mut candidates = direct.chain(through).chain(like).filter(|parameter| elements[*parameter] == count);
         // Of several that are alike, such as weight and bias of a norm, each gets one.
         let free = candidates.clone().find(|parameter| !taken[*parameter] && !here.contains(parameter));
         likely[tensor.storage] = free.or_else(|| candidates.next());

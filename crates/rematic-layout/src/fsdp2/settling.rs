@@ -94,6 +94,11 @@ impl Settlings {
         }
     }
 
+    /// A gradient is settled like the one that it would be added to.
+    pub(crate) fn settle_like(&mut self, gradient: StorageId, other: StorageId) {
+        self.of[gradient] = self.of[other].clone();
+    }
+
     /// Whether an operator does nothing but settle gradients.
     pub(crate) fn settles(&self, op: OpId) -> bool {
         self.ops[op]

@@ -117,6 +117,11 @@ impl Traffic {
         }
     }
 
+    /// The stream on which a reduction ends.
+    pub(crate) fn last_stream(&self) -> StreamId {
+        self.streams.reduces.unwrap_or(self.streams.scatters)
+    }
+
     /// The optimizer begins after the last reduction.
     pub(crate) fn wait_for_reductions(&self, made: &mut StepTrace) {
         if let Some(on) = self.streams.reduces {
@@ -174,7 +179,6 @@ impl Traffic {
             let (kind, axis) = (CollectiveKind::AllReduce, REPLICATE.to_owned());
             made.set_collective(op, Collective { kind, group: self.replicas, axis, bytes: bytes(dtype, elements) });
         }
-        made.push(Event::Recategorize(own.storage, Category::Gradient));
         self.packed = Some(packed.storage);
         own.storage
     }

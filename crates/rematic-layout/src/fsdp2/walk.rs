@@ -4,6 +4,7 @@ use rematic_trace::{
     Call, CallId, Category, Event, Layout, ModuleId, Op, OpId, OpRecord, Phase, StepTrace, StorageId, Table, Tensor,
 };
 
+use super::accumulation::Accumulation;
 use super::gradients::parameter_of;
 use super::settling::Settlings;
 use super::shards::Rows;
@@ -58,19 +59,20 @@ pub(crate) struct Walk<'a> {
     pub(super) births: Table<OpId, Vec<StorageId>>,
     pub(super) weights: Vec<Weight>,
     /// For every storage, the parameter whose gradient it becomes.
-    gradient_of: Table<StorageId, Option<usize>>,
+    pub(super) gradient_of: Table<StorageId, Option<usize>>,
     pub(super) units: Vec<Unit>,
     /// For every module that is a unit, which one.
     pub(super) unit_at: Table<ModuleId, Option<usize>>,
     /// For every parameter, its unit.
     pub(super) unit_of_weight: Vec<usize>,
-    traffic: Traffic,
+    pub(super) traffic: Traffic,
     pub(super) settlings: Settlings,
     /// The units whose forwards have ended, in order.
-    ended: Vec<usize>,
-    in_backward: bool,
+    pub(super) ended: Vec<usize>,
+    pub(super) in_backward: bool,
     /// Whether a unit has gradients of several types, which FSDP2 refuses.
     mixes: bool,
+    pub(super) accumulation: Accumulation,
     /// The calls whose backward is over.
     over: Table<CallId, bool>,
 }
@@ -104,6 +106,7 @@ impl<'a> Walk<'a> {
             ended: Vec::new(),
             in_backward: false,
             mixes: false,
+            accumulation: Accumulation::new(trace),
             over: trace.calls().filled(false),
         };
         walk.find_weights(units)?;
@@ -177,8 +180,7 @@ impl<'a> Walk<'a> {
     }
 
     pub(crate) fn run(&mut self) -> Result<(), Fsdp2Error> {
-        let is_backward = |event: &Event| matches!(event, Event::Op(op) if self.trace.op(*op).phase == Phase::Backward);
-        let last_backward = self.trace.events().iter().rposition(is_backward).unwrap_or(0);
+        let mut last_backward = self.last_backward(0);
         for (at, &event) in self.trace.events().iter().enumerate() {
             match event {
                 Event::Op(op) => self.op(op)?,
@@ -195,7 +197,13 @@ impl<'a> Walk<'a> {
                 Event::Release(storage) => self.made.push(Event::Release(self.place(storage))),
                 Event::Restore(storage) => self.made.push(Event::Restore(self.place(storage))),
                 Event::Shrink(storage, bytes) => self.made.push(Event::Shrink(self.place(storage), bytes)),
-                Event::Enter(call) => self.enter(call),
+                Event::Enter(call) => {
+                    if self.begins_forward(at) {
+                        self.finish_backward();
+                        last_backward = self.last_backward(at + 1);
+                    }
+                    self.enter(call);
+                }
                 Event::Exit(call) => self.exit(call),
                 Event::EnterBackward(call) => self.enter_backward(call, at),
                 Event::ExitBackward(call) => {
@@ -205,11 +213,19 @@ impl<'a> Walk<'a> {
                         self.exit_backward(call);
                     }
                 }
-                Event::Wait { .. } | Event::MicroBatch(_) => self.made.push(event),
+                Event::MicroBatch(_) => {
+                    self.finish_backward();
+                    self.made.push(event);
+                }
+                Event::Wait { .. } => self.made.push(event),
             }
         }
         self.finish_backward();
-        if self.mixes { Err(Fsdp2Error::SeveralTypes) } else { Ok(()) }
+        match (self.mixes, self.accumulation.differs) {
+            (true, _) => Err(Fsdp2Error::SeveralTypes),
+            (false, true) => Err(Fsdp2Error::MicroBatches),
+            (false, false) => Ok(()),
+        }
     }
 
     fn is_of_forward(&self, storage: StorageId) -> bool {
@@ -281,66 +297,6 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn before_forward(&mut self, unit: usize) {
-        if !self.units[unit].gathered && !self.units[unit].weights.is_empty() {
-            let flat = self.gather(unit, Phase::Forward);
-            if self.in_backward {
-                self.copy_out(unit, flat, Phase::Backward);
-                self.made.push(Event::Drop(flat));
-            } else {
-                self.traffic.drop_gathered(&mut self.made);
-                self.copy_out(unit, flat, Phase::Forward);
-                self.traffic.gathered = Some(flat);
-            }
-        }
-    }
-
-    /// The unit's own weights, and those of the unit whose forward ended before it.
-    fn before_backward(&mut self, unit: usize) {
-        self.gather_for_backward(unit);
-        let before = self.units[unit].ended.pop().and_then(|at| at.checked_sub(1)).map(|at| self.ended[at]);
-        if let Some(before) = before.filter(|before| self.is_sharded(*before)) {
-            let flat = self.gather(before, Phase::Backward);
-            self.units[before].ahead = Some(flat);
-        }
-    }
-
-    fn gather_for_backward(&mut self, unit: usize) {
-        if self.units[unit].gathered || self.units[unit].weights.is_empty() {
-            return;
-        }
-        let flat = match self.units[unit].ahead.take() {
-            Some(flat) => flat,
-            None => self.gather(unit, Phase::Backward),
-        };
-        self.copy_out(unit, flat, Phase::Backward);
-        self.made.push(Event::Drop(flat));
-    }
-
-    fn is_sharded(&self, unit: usize) -> bool {
-        let unit = &self.units[unit];
-        !unit.gathered && unit.ahead.is_none() && !unit.weights.is_empty()
-    }
-
-    fn gather(&mut self, unit: usize, phase: Phase) -> StorageId {
-        let weights: Vec<&Weight> = self.units[unit].weights.iter().map(|weight| &self.weights[*weight]).collect();
-        self.traffic.gather(&mut self.made, &weights, phase)
-    }
-
-    fn copy_out(&mut self, unit: usize, flat: StorageId, phase: Phase) {
-        let weights: Vec<&Weight> = self.units[unit].weights.iter().map(|weight| &self.weights[*weight]).collect();
-        self.traffic.copy_out(&mut self.made, &weights, flat, phase);
-        self.units[unit].gathered = true;
-    }
-
-    fn release(&mut self, unit: usize) {
-        if std::mem::replace(&mut self.units[unit].gathered, false) {
-            for &weight in &self.units[unit].weights {
-                self.made.push(Event::Release(self.weights[weight].whole));
-            }
-        }
-    }
-
     /// Its weights go, and its gradients are reduced.
     fn after_backward(&mut self, unit: usize) {
         self.settle(unit);
@@ -358,7 +314,17 @@ impl<'a> Walk<'a> {
         let dtype = self.rows.dtype_of(read[0].1.layout.dtype);
         self.mixes |= read.iter().any(|(_, weight)| weight.layout.dtype != read[0].1.layout.dtype);
         let reduced = self.traffic.reduce(&mut self.made, &read, dtype);
-        self.units[unit].reduced = Some((reduced, gradients.len()));
+        let weights: Vec<usize> = gradients.iter().map(|(_, weight)| *weight).collect();
+        match self.units[unit].reduced {
+            None => {
+                self.made.push(Event::Recategorize(reduced, Category::Gradient));
+                self.units[unit].reduced = Some((reduced, gradients.len()));
+            }
+            Some((sums, count)) => {
+                self.accumulation.differs |= count != weights.len();
+                self.add_rows(sums, reduced, &weights);
+            }
+        }
         for (storage, _) in gradients {
             self.places[storage] = Place::Reduced(unit);
         }
@@ -376,10 +342,14 @@ impl<'a> Walk<'a> {
         }
         self.traffic.drop_packed(&mut self.made);
         self.traffic.wait_for_reductions(&mut self.made);
+        self.drop_held();
         self.ended.clear();
     }
 
     fn drop(&mut self, storage: StorageId) {
+        if self.ends_later(storage) {
+            return;
+        }
         match self.places[storage] {
             Place::Reduced(unit) => {
                 let reduced = self.units[unit].reduced.take();
@@ -401,9 +371,14 @@ impl<'a> Walk<'a> {
     fn recategorize(&mut self, storage: StorageId, category: Category) {
         self.made.push(Event::Recategorize(self.place(storage), category));
         if let Some(weight) = self.gradient_of[storage].filter(|_| category == Category::Gradient) {
-            self.units[self.unit_of_weight[weight]].gradients.push((storage, weight));
-            self.widen(storage, weight);
+            self.add_gradient(storage, weight);
         }
+    }
+
+    /// A gradient of a parameter is there.
+    pub(super) fn add_gradient(&mut self, storage: StorageId, weight: usize) {
+        self.units[self.unit_of_weight[weight]].gradients.push((storage, weight));
+        self.widen(storage, weight);
     }
 
     fn op(&mut self, id: OpId) -> Result<(), Fsdp2Error> {
@@ -411,6 +386,9 @@ impl<'a> Walk<'a> {
         if op.phase == Phase::Optimizer {
             self.finish_backward();
             return self.optimizer_op(id);
+        }
+        if self.takes_gradient(id) {
+            return Ok(());
         }
         self.check_gathered(op)?;
         let births: Vec<(u64, Category)> = self.births[id].iter().map(|birth| self.size_of(*birth)).collect();

@@ -228,6 +228,36 @@ pub enum DocumentError {
         /// What the step has; `None` if it has fewer operators.
         found: Option<String>,
     },
+    /// A step of another batch, type, optimizer or layout.
+    #[error(
+        "the plan is for another step, of {planned}: {fact} is {} in the plan, but {} in this step; plan again for this one, or \
+         give the step as it was planned",
+        expected.as_deref().unwrap_or("not set"),
+        found.as_deref().unwrap_or("not set")
+    )]
+    OtherFact {
+        /// The model that the plan says it is for.
+        planned: String,
+        /// What differs.
+        fact: String,
+        /// What the plan says.
+        expected: Option<String>,
+        /// What the step says.
+        found: Option<String>,
+    },
+    /// A step that takes other memory, although it says the same of itself.
+    #[error(
+        "the plan is for another step, of {planned}: without a plan that one peaks at {expected} ({} bytes), this one at {found} \
+         ({} bytes); plan again for this one, or give the step as it was planned, with the same layers and sizes", expected.0, found.0
+    )]
+    OtherPeak {
+        /// The model that the plan says it is for.
+        planned: String,
+        /// The peak that the plan says the step has without it.
+        expected: Bytes,
+        /// The peak that it has.
+        found: Bytes,
+    },
     /// Two regions of the plan contain each other.
     #[error("the plan checkpoints both `{outer}` and `{inner}` inside it; keep one of them")]
     Nested {

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use rematic_replay::{Allocator, Checkpoint, Highest, Ledger, Ran, Regions, Schedule};
 use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId, Table};
 
@@ -6,8 +8,8 @@ use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId, Table};
 pub(super) struct Change {
     /// Storages that become smaller.
     pub(super) scales: Vec<(StorageId, Scale)>,
-    /// Over how many devices parameters, gradients and optimizer state are spread, instead of those of the step.
-    pub(super) world_size: Option<u64>,
+    /// Another step in its place, to which nothing else of the change applies.
+    pub(super) other: Option<Arc<StepTrace>>,
     /// Forward and backward run more than once before the optimizer, and gradients add up.
     pub(super) accumulates: bool,
     /// Regions that are recomputed.
@@ -15,12 +17,11 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// Several changes at once. At most one of them has checkpoints, and one a world size.
+    /// Several changes at once, none of which is another step. At most one of them has checkpoints.
     pub(super) fn all(changes: &[&Change]) -> Self {
         let mut all = Change::default();
         for change in changes {
             all.scales.extend(&change.scales);
-            all.world_size = change.world_size.or(all.world_size);
             all.accumulates |= change.accumulates;
             all.checkpoints.extend(change.checkpoints.iter().cloned());
         }

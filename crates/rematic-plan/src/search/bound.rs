@@ -1,92 +1,82 @@
 //! A bound by moments.
 //!
-//! For prices λ ≥ 0 of a byte at each moment of the plain step, no plan within the budget B takes less than the least of
+//! For prices λ ≥ 0 of a byte at each moment, no plan within the budget B takes less than the least of
 //! `time + Σ λ (height − B)` over all plans. A plan changes the heights life by life, and a life's change costs the sum of the
 //! prices of its moments; what is counted is never more than the lives of the draft:
 //!
 //! - What a checkpointed region makes lives at least until all outside of it have let go, and to the end of its use if it is
 //!   saved; what recomputation makes anew lives as it does.
 //! - What a region is given lives at least until its backward is over. That counts only where no two regions beside each other
-//!   are given the same, and then the maker's saving it does not count beyond the plain life.
+//!   are given the same, and the maker's saving it counts from where that ends.
 //!
 //! So every region decides by itself, item by item, and regions that contain each other exclude each other: one pass over them.
-//! The prices are raised where the cheapest plan is above the budget and lowered where it is below (Polyak's steps).
+//!
+//! The moments at which a region runs again are there only if it is chosen, and those of its operators only if they are not
+//! saved. But no plan is above the budget there either way: where nothing runs, nothing is made, and what is in use was in use
+//! after the operator before. (Where something else than an operator makes memory there, the moments do not count.)
+//!
+//! [`Prices`](super::Prices) are those for which this is highest, and [`Proof`](super::Proof) decides what they leave open.
 
 use std::ops::Range;
 
-use rematic_trace::{Bytes, Category, OpId};
+use rematic_trace::{Category, Event, OpId, Table};
 
 use super::{Axis, Lives};
 use crate::problem::Problem;
 
-/// How often prices are changed.
-const ROUNDS: usize = 120;
-/// After so many rounds without a better bound, steps are halved; when they are this small, prices are as good as they get.
-const PATIENCE: usize = 6;
-const SMALLEST: f64 = 1.0 / 64.0;
-
-/// Bytes more (or less) in use from one moment to before another.
+/// Bytes more (or less) in use from one span of moments to before another.
 #[derive(Clone, Copy)]
-struct Change {
-    from: u32,
-    until: u32,
-    bytes: f64,
+pub(super) struct Change {
+    pub(super) from: u32,
+    pub(super) until: u32,
+    pub(super) bytes: f64,
 }
 
 /// What one item costs: if it is saved, and if it is recomputed.
-struct Choice {
-    time: f64,
-    saved: Range<usize>,
-    again: Range<usize>,
+pub(super) struct Choice {
+    pub(super) time: f64,
+    pub(super) saved: Range<usize>,
+    pub(super) again: Range<usize>,
 }
 
 /// What a region costs, beside its items.
-struct Offer {
-    time: f64,
-    fixed: Range<usize>,
-    choices: Range<usize>,
+pub(super) struct Offer {
+    pub(super) time: f64,
+    pub(super) fixed: Range<usize>,
+    pub(super) choices: Range<usize>,
 }
 
-/// Prices every plan of a problem.
+/// What every plan of a problem changes at which moments.
 pub(crate) struct Bound {
     /// By node.
-    offers: Vec<Offer>,
+    pub(super) offers: Vec<Offer>,
     /// Of all regions, one after the other.
-    choices: Vec<Choice>,
-    changes: Vec<Change>,
-    /// By moment, the bytes in use in the plain step; nothing for those of recomputation.
-    plain: Vec<Option<f64>>,
-}
-
-/// What a round of prices works with.
-struct Round {
-    /// The sum of the prices before each moment.
-    sums: Vec<f64>,
-    /// By node, the least of all that comes from there on, and whether the node is chosen for it.
-    best: Vec<f64>,
-    takes: Vec<bool>,
-    /// By choice, whether it is recomputed.
-    again: Vec<bool>,
-    /// By moment, how the memory changes there.
-    rises: Vec<f64>,
-    /// By moment, how far the cheapest plan is above the budget.
-    over: Vec<f64>,
+    pub(super) choices: Vec<Choice>,
+    pub(super) changes: Vec<Change>,
+    /// By span of moments between which no life begins or ends: the most bytes in use in the plain step.
+    pub(super) plain: Vec<f64>,
 }
 
 impl Bound {
     pub(crate) fn new(problem: &Problem) -> Self {
         let (axis, lives) = problem.moments_of_plans();
-        let height = |&(op, before): &(OpId, bool)| (!before).then(|| problem.after(op).0 as f64);
         let counted = counted_readers(problem, lives);
         let mut bound = Bound {
             offers: Vec::with_capacity(problem.nodes.len()),
             choices: Vec::new(),
             changes: Vec::new(),
-            plain: axis.ops().iter().map(height).collect(),
+            plain: Vec::new(),
         };
         for index in 0..problem.nodes.len() {
             bound.add(region(problem, axis, lives, &counted, index));
         }
+        let restored = after_restore(problem);
+        let height = |&(op, before): &(OpId, bool)| match before {
+            true if restored[op] => 0.0,
+            true => problem.before(op).0 as f64,
+            false => problem.after(op).0 as f64,
+        };
+        bound.join(&axis.ops().iter().map(height).collect::<Vec<_>>());
         bound
     }
 
@@ -97,7 +87,7 @@ impl Bound {
             let moment = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
             let change =
                 |(from, until, bytes)| Change { from: moment(from), until: moment(until), bytes: bytes as f64 };
-            changes.extend(more.into_iter().map(change));
+            changes.extend(more.into_iter().filter(|(from, until, _)| from < until).map(change));
             start..changes.len()
         };
         let (fixed, first) = (list(region.fixed), self.choices.len());
@@ -107,105 +97,45 @@ impl Bound {
         self.offers.push(Offer { time: region.time, fixed, choices: first..self.choices.len() });
     }
 
-    /// A time that no plan within the budget stays below, near to the highest that can be shown this way; `known` is that
-    /// of a plan that is.
-    pub(crate) fn within(&self, problem: &Problem, budget: Bytes, known: f64) -> f64 {
-        let budget = budget.0 as f64;
-        let mut prices = vec![0.0; self.plain.len()];
-        let mut round = Round::new(self);
-        let (mut best, mut step, mut since) = (0.0_f64, 1.0, 0);
-        for _ in 0..ROUNDS {
-            problem.cancel.check();
-            let value = self.cheapest(problem, budget, &prices, &mut round);
-            since += 1;
-            if value > best {
-                (best, since) = (value, 0);
-            } else if since > PATIENCE {
-                (step, since) = (step / 2.0, 0);
-            }
-            if best >= known || step < SMALLEST {
-                break;
-            }
-            let moves = |price: f64, over: f64| price > 0.0 || over > 0.0;
-            let length: f64 = prices.iter().zip(&round.over).filter(|(p, o)| moves(**p, **o)).map(|(_, o)| o * o).sum();
-            if length == 0.0 {
-                break;
-            }
-            let stride = step * (known - value) / length;
-            for (price, over) in prices.iter_mut().zip(&round.over) {
-                *price = (*price + stride * over).max(0.0);
-            }
+    /// Joins moments between which no life begins or ends: of those only the highest matters.
+    fn join(&mut self, heights: &[f64]) {
+        let mut begins = vec![false; heights.len() + 1];
+        for change in &self.changes {
+            begins[change.from as usize] = true;
+            begins[change.until as usize] = true;
         }
-        best
-    }
-
-    /// The least of all plans at these prices; the round then says how far it is above the budget at each moment.
-    fn cheapest(&self, problem: &Problem, budget: f64, prices: &[f64], round: &mut Round) -> f64 {
-        let Round { sums, best, takes, again, rises, over } = round;
-        let mut sum = 0.0;
-        for (price, slot) in prices.iter().zip(&mut sums[1..]) {
-            sum += price;
-            *slot = sum;
-        }
-        let cost = |changes: &Range<usize>| -> f64 {
-            let cost = |change: &Change| change.bytes * (sums[change.until as usize] - sums[change.from as usize]);
-            self.changes[changes.clone()].iter().map(cost).sum()
-        };
-        let nodes = &problem.nodes;
-        for (index, offer) in self.offers.iter().enumerate().rev() {
-            let mut with = offer.time + cost(&offer.fixed) + best[nodes[index].next];
-            for at in offer.choices.clone() {
-                let choice = &self.choices[at];
-                let (saved, recomputed) = (cost(&choice.saved), choice.time + cost(&choice.again));
-                again[at] = recomputed < saved;
-                with += saved.min(recomputed);
+        let mut span_of = Vec::with_capacity(begins.len());
+        for (moment, begins) in begins.iter().enumerate() {
+            match (heights.get(moment), self.plain.last_mut()) {
+                (Some(height), Some(last)) if !begins => *last = last.max(*height),
+                (Some(height), _) => self.plain.push(*height),
+                // Past the last moment.
+                (None, _) => {
+                    span_of.push(self.plain.len());
+                    break;
+                }
             }
-            takes[index] = with < best[index + 1];
-            best[index] = if takes[index] { with } else { best[index + 1] };
+            span_of.push(self.plain.len() - 1);
         }
-        rises.fill(0.0);
-        let mut note = |changes: &Range<usize>| {
-            for change in &self.changes[changes.clone()] {
-                rises[change.from as usize] += change.bytes;
-                rises[change.until as usize] -= change.bytes;
-            }
-        };
-        let mut index = 0;
-        while index < nodes.len() {
-            if !takes[index] {
-                index += 1;
-                continue;
-            }
-            let offer = &self.offers[index];
-            note(&offer.fixed);
-            for at in offer.choices.clone() {
-                let choice = &self.choices[at];
-                note(if again[at] { &choice.again } else { &choice.saved });
-            }
-            index = nodes[index].next;
+        let span = |moment: u32| u32::try_from(span_of[moment as usize]).unwrap_or(u32::MAX);
+        for change in &mut self.changes {
+            (change.from, change.until) = (span(change.from), span(change.until));
         }
-        let (mut value, mut now) = (best[0], 0.0);
-        for (((plain, rise), price), over) in self.plain.iter().zip(&*rises).zip(prices).zip(over) {
-            now += rise;
-            *over = plain.map_or(0.0, |plain| plain + now - budget);
-            value += plain.map_or(0.0, |plain| price * (plain - budget));
-        }
-        value
     }
 }
 
-impl Round {
-    fn new(bound: &Bound) -> Self {
-        let (moments, nodes) = (bound.plain.len(), bound.offers.len());
-        Round {
-            sums: vec![0.0; moments + 1],
-            best: vec![0.0; nodes + 1],
-            takes: vec![false; nodes],
-            again: vec![false; bound.choices.len()],
-            rises: vec![0.0; moments + 1],
-            over: vec![0.0; moments],
+/// By operator: whether memory came back between the one before and it.
+fn after_restore(problem: &Problem) -> Table<OpId, bool> {
+    let mut after = problem.trace.ops().filled(false);
+    let mut restored = false;
+    for &event in problem.trace.events() {
+        match event {
+            Event::Restore(_) => restored = true,
+            Event::Op(op) => after[op] = std::mem::replace(&mut restored, false),
+            _ => {}
         }
     }
+    after
 }
 
 /// What a region costs, and each of its items.
@@ -221,15 +151,16 @@ struct Item {
     again: Vec<(usize, usize, i64)>,
 }
 
-/// By storage: whether those that are given it contain each other, so that only one of them is checkpointed.
+/// By storage: whether those that are given it all overlap, so that only one of them is checkpointed.
 fn counted_readers(problem: &Problem, lives: &Lives) -> Vec<bool> {
-    let nodes = &problem.nodes;
     let mut counted = vec![true; lives.storages.len()];
-    let mut last: Vec<Option<usize>> = vec![None; lives.storages.len()];
-    for (index, node) in lives.nodes.iter().enumerate() {
-        for input in &node.inputs {
-            let before = last[input.index()].replace(index);
-            counted[input.index()] &= before.is_none_or(|before| nodes[before].next > index);
+    let mut first_end = vec![usize::MAX; lives.storages.len()];
+    // In the order in which they begin.
+    for (node, own) in problem.nodes.iter().zip(&lives.nodes) {
+        for input in &own.inputs {
+            let end = &mut first_end[input.index()];
+            counted[input.index()] &= node.start < *end;
+            *end = node.end.min(*end);
         }
     }
     counted
@@ -269,11 +200,15 @@ fn region(problem: &Problem, axis: &Axis, lives: &Lives, counted: &[bool], index
             matches!(problem.trace.storages()[birth.storage].category, Category::Parameter | Category::Buffer);
         let end = |op: &OpId| if permanent { 0 } else { lives.unsaved[op.index()] };
         let released = outside.map(end).fold(life.dropped, usize::max);
-        let mut kept = released.max(if birth.reached { birth.until } else { own.over });
-        if !lives.readers(birth.storage).is_empty() {
-            kept = kept.min(life.plain.max(released));
-        }
-        let saved = change(life.plain, kept, life.bytes);
+        let kept = released.max(if birth.reached { birth.until } else { own.over });
+        // Where those beside it that are given the storage count what that adds, it counts only what comes behind.
+        let beside = |reader: &&u32| {
+            let reader = &problem.nodes[**reader as usize];
+            reader.end <= node.start || node.end <= reader.start
+        };
+        let readers = lives.readers(birth.storage).iter().filter(beside).filter(|_| counted[birth.storage.index()]);
+        let added = readers.map(|reader| lives.nodes[*reader as usize].over).fold(life.plain, usize::max);
+        let saved = if kept > life.plain { (added, kept, life.bytes) } else { change(life.plain, kept, life.bytes) };
         let mut again = vec![change(life.plain, released, life.bytes)];
         if birth.reached {
             again.push((birth.from, birth.until.max(birth.from), life.bytes));

@@ -1,42 +1,34 @@
-"""cuDNN is not there: PyTorch's own kernels stand in for it, and what that changes is told."""
+"""What cuDNN is used for, and what is not known about it: the runtime answers its functions, and runs none of its kernels."""
 
-from rematic_rehearsal import assumptions, values
+import ctypes
 
-# What PyTorch takes for convolutions without cuDNN.
-_CONVOLUTIONS = (
-    "_slow_conv2d_forward", "_conv_depthwise2d", "conv_depthwise3d", "slow_conv_dilated2d", "slow_conv_dilated3d",
-    "slow_conv_transpose2d", "slow_conv_transpose3d",
-)
-_WORKSPACE = "convolutions take PyTorch's own kernels and a small buffer; cuDNN's, and its workspace, are not counted"
-_STEP_BY_STEP = "recurrent layers run step by step in PyTorch's own kernels, which keep other tensors for backward than cuDNN does"
-_torch = None
+from rematic_rehearsal import assumptions
+from rematic_rehearsal.reads import runtime
 
-
-def without(torch):
-    """Its attention, convolutions and recurrent layers are those of PyTorch itself."""
-    global _torch
-    _torch = torch
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.backends.cudnn.enabled = False
+# By the numbers of `Use` in the runtime's cudnn.rs.
+_UNKNOWN = {
+    0: "cuDNN's convolutions take no workspace; a card's may, by the algorithm that cuDNN picks there",
+    1: "cuDNN's attention takes what PyTorch lays out for it, and no workspace of its kernels beside that",
+    2: "cuDNN keeps gates, cell states and outputs between layers for the backward of recurrent layers, and takes no workspace",
+    3: "cuDNN's batch norm keeps nothing of its own for backward, and takes no workspace",
+    4: "cuDNN takes no workspace",
+}
+# What C calls must not be collected.
+_listener = None
 
 
-def watch(library):
-    """Called after PyTorch is imported: convolutions are noticed, called by a module or not."""
-    for name in _CONVOLUTIONS:
-        kernel = values.kernel_of(name)
-        if kernel is not None:
-            library.impl(name, _noticed(kernel), "CUDA", with_keyset=True, allow_override=True)
+def watch():
+    """Called after PyTorch is imported."""
+    global _listener
+    _listener = ctypes.CFUNCTYPE(None, ctypes.c_int)(_used)
+    runtime().rematic_listen_to_cudnn(_listener)
 
 
-def _noticed(kernel):
-    def run(keys, *arguments, **keywords):
-        assumptions.assume(_WORKSPACE, line=False)
-        return kernel.call_boxed(keys, *arguments, **keywords)
-
-    return run
+def _used(what):
+    assumptions.assume(_UNKNOWN[what], line=False)
 
 
-def entered(module):
-    """A module is called."""
-    if isinstance(module, _torch.nn.RNNBase):
-        assumptions.assume(_STEP_BY_STEP, line=False)
+def finish():
+    """The script is over."""
+    if _listener is not None:
+        runtime().rematic_listen_to_cudnn(None)

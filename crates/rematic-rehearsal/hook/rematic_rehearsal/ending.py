@@ -6,7 +6,7 @@ import sys
 import threading
 import traceback
 
-from rematic_rehearsal import imports, places, reads, report, steps
+from rematic_rehearsal import cudnn, imports, places, reads, report, steps
 
 
 def watch():
@@ -31,6 +31,7 @@ def watch():
                 places.finish()
             finally:
                 reads.finish()
+                cudnn.finish()
 
     atexit.register(ended)
 

@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections import deque
 
-from rematic_rehearsal import cudnn, report, steps, watching
+from rematic_rehearsal import report, steps, watching
 
 _LIBRARIES = tuple({os.path.abspath(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")})
 # Site packages lie inside of the standard library: the longer name is the better one.
@@ -55,7 +55,6 @@ def _watch_modules(torch):
     def entered(module, _inputs):
         if compiling():
             return
-        cudnn.entered(module)
         stack = _inside.__dict__.setdefault("stack", [])
         if not stack and not any(known() is module for known in _models):
             _models.append(weakref.ref(module))

@@ -6,7 +6,7 @@ allocates), and, if what goes in is known and small, it also runs on the CPU, an
 
 import ctypes
 
-from rematic_rehearsal import assumptions, choices, counts, cudnn, writes
+from rematic_rehearsal import assumptions, choices, counts, writes
 from rematic_rehearsal.reads import runtime
 
 # Elements above which working them out on the CPU would take long.
@@ -47,7 +47,6 @@ def watch(torch):
     counts.watch(torch, library)
     choices.watch(torch, library)
     writes.watch(torch, library, _NAMES)
-    cudnn.watch(library)
 
 
 def kernel_of(name):

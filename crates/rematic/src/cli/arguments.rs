@@ -388,7 +388,8 @@ pub(crate) struct ExplainArguments {
 pub(crate) struct LimitArguments {
     #[command(flatten)]
     pub(crate) step: StepArguments,
-    /// Spread parameters, gradients and optimizer state evenly over so many devices [default: 1, or the plan's]
+    /// Divide parameters, gradients and optimizer state by so many devices, and count no buffers: a lower bound. For a run with FSDP2
+    /// take --fsdp, which counts them [default: 1, or the plan's]
     #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with_all = ["fsdp", "tp"], value_parser = devices)]
     pub(crate) world_size: Option<u32>,
     /// Checkpoint only modules whose name matches, like '*.mlp'; * and ? stand for anything. May be repeated.

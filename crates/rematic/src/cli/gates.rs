@@ -120,7 +120,8 @@ pub(crate) fn check(arguments: &CheckArguments) -> Result<Answer, Failure> {
         before: &step.figures,
         after,
     });
-    let report = CheckReport { differences: compared.collect(), allowed: arguments.allow };
+    let locked = arguments.update.then_some(file.as_path());
+    let report = CheckReport { differences: compared.collect(), allowed: arguments.allow, locked };
     let grew = report.grew();
     let text = if arguments.json { report.json() } else { report.text(style(&std::io::stdout())) };
     if arguments.update {

@@ -22,7 +22,7 @@ use clap::{CommandFactory, FromArgMatches};
 use owo_colors::OwoColorize;
 
 use crate::{
-    Devices, Dtype, Error, Fsdp2, Limits, Options, PlanDocument, RehearsalError, SavedReport, Source, StepTrace, Study,
+    Devices, Dtype, Error, Fsdp2, Limits, PlanDocument, RehearsalError, SavedReport, Source, StepTrace, Study,
     Target, visible,
 };
 use rematic_trace::Opt;
@@ -168,10 +168,7 @@ fn trace_of(name: &str, arguments: &SourceArguments, facts: &[(String, String)])
 
 /// The step of a plan for a built-in model.
 fn planned_trace(plan: &PlanDocument, source: &SourceArguments) -> Result<StepTrace, Failure> {
-    if Fsdp2::from_facts(&plan.facts).is_some() || source.sharding().is_some() {
-        return trace_of(&plan.source, source, &plan.facts);
-    }
-    Ok(Source::open(&plan.source)?.trace(&source.options_like(&plan.facts))?)
+    trace_of(&plan.source, source, &plan.facts)
 }
 
 /// The step of a source, and how it is to be sharded.
@@ -202,8 +199,7 @@ fn unsharded(
             (trace, planned)
         }
         model => {
-            let is_planned = planned.is_some() || Options::shared_like(facts).0.is_some();
-            let options = if is_planned { arguments.options_like(facts) } else { arguments.options() };
+            let options = if facts.is_empty() { arguments.options() } else { arguments.options_like(facts) };
             (model.trace(&options)?, planned)
         }
     };

@@ -2,12 +2,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rematic_layout::{Fsdp2, fsdp2, layers};
-use rematic_report::{FitAnswer, FitFound, FitQuestion, FitSetup, FitValue, Memory};
+use rematic_report::{FitAnswer, FitFound, FitQuestion, FitSetup, Memory};
 use rematic_trace::{Bytes, StepTrace, Verdict};
 
 use super::axis::Axis;
 use super::setup::{Key, Setup};
-use super::{FitRequest, StepSize, is_found};
+use super::{FitRequest, StepSize};
 use crate::error::Error;
 use crate::planning::EXACT;
 use crate::room::Effort;
@@ -162,6 +162,7 @@ impl<'a> Bench<'a> {
             batch: setup.batch,
             seq: setup.seq,
             gpus: setup.gpus.into(),
+            tp: setup.tp,
             device: setup.device.name.clone(),
             memory,
             step_ms: pace.step,
@@ -187,15 +188,6 @@ impl<'a> Bench<'a> {
         let reshard = if setup.ranks() > 1 && !setup.reshard { " --reshard no" } else { "" };
         let verb = if planned { "plan" } else { "stats" };
         Some(format!("rematic {verb} {step}{reshard} --device {}", setup.device.name))
-    }
-
-    /// As many GPUs as the first set-up needs, if only with a plan; one where none is enough.
-    pub(crate) fn home(&self, base: &Setup, few: &FitAnswer) -> u32 {
-        let count = |found: &FitFound| match found.value {
-            Some(FitValue::Count(gpus)) if is_found(found) => u32::try_from(gpus).ok(),
-            _ => None,
-        };
-        count(&few.with_a_plan).or_else(|| count(&few.as_it_is)).unwrap_or(base.gpus)
     }
 }
 

@@ -6,6 +6,7 @@
 mod axis;
 mod bench;
 mod setup;
+mod sharing;
 mod ways;
 
 use std::sync::Arc;
@@ -16,13 +17,12 @@ use rematic_fake::Optimizer;
 use rematic_fake::models::Options;
 use rematic_layout::Fsdp2;
 use rematic_plan::Limits;
-use rematic_report::{Fit, FitAnswer, FitFound, FitQuestion, Setup as Shown};
+use rematic_report::{Fit, FitAnswer, FitQuestion, Setup as Shown};
 use rematic_trace::StepTrace;
 
 use crate::error::Error;
 use crate::source::Source;
 use crate::target::Target;
-use axis::Axis;
 use bench::Bench;
 use setup::Setup;
 
@@ -218,9 +218,8 @@ impl FitRequest<'_> {
             axes.push(FitQuestion::SmallestDevice);
         }
         // Where one GPU is not enough, the others are asked of as many as are.
-        let few = if free { Some(bench.answer(&Axis::gpus(&base))?) } else { None };
-        let home = few.as_ref().map_or(base.gpus, |few| bench.home(&base, few));
-        let base = Setup { gpus: home, ..base };
+        let few = if free { Some(bench.fewest(&base)?) } else { None };
+        let base = few.as_ref().map_or(base.clone(), |few| bench.home(&base, few));
         let answers: Result<Vec<FitAnswer>, Error> = axes
             .par_iter()
             .map(|question| match (question, &few) {
@@ -231,11 +230,6 @@ impl FitRequest<'_> {
         let answers = answers?;
         let setups = ways::setups(&bench, &base, &answers)?;
         let device = base.device.clone();
-        Ok(Fit { setup, device, gpus: home.into(), answers, setups })
+        Ok(Fit { setup, device, gpus: base.gpus.into(), answers, setups })
     }
-}
-
-/// Whether a found value stands for something that fits.
-pub(crate) fn is_found(found: &FitFound) -> bool {
-    found.value.is_some()
 }

@@ -1,6 +1,7 @@
 //! Hugging Face `config.json` files.
 
 mod decoder;
+mod encoder;
 
 use rematic_trace::Dtype;
 use serde_json::{Map, Value};
@@ -8,6 +9,7 @@ use serde_json::{Map, Value};
 use super::Architecture;
 use super::causal_lm::Activation;
 use super::decoder::Family;
+use super::encoder::{BertFamily, Network};
 use super::gpt_neox::GptNeoxConfig;
 use super::gpt2::Gpt2Config;
 use crate::error::FakeError;
@@ -36,7 +38,7 @@ const ROPE_TYPES: [&str; 4] = ["default", "linear", "llama3", "yarn"];
 /// All model types that have a front end.
 fn supported() -> String {
     let decoders = DECODERS.iter().map(|(name, _)| *name);
-    ["gpt2", "gpt_neox"].into_iter().chain(decoders).collect::<Vec<_>>().join(", ")
+    ["gpt2", "gpt_neox", "bert", "roberta", "t5", "vit"].into_iter().chain(decoders).collect::<Vec<_>>().join(", ")
 }
 
 /// What a config says that is not architecture.
@@ -62,6 +64,10 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
     let architecture = match (found, family) {
         ("gpt2", _) => gpt2(&config)?,
         ("gpt_neox", _) => gpt_neox(&config)?,
+        ("bert", _) => Architecture::Network(Network::Bert(encoder::bert(&config, BertFamily::Bert)?)),
+        ("roberta", _) => Architecture::Network(Network::Bert(encoder::bert(&config, BertFamily::Roberta)?)),
+        ("t5", _) => Architecture::Network(Network::T5(encoder::t5(&config)?)),
+        ("vit", _) => Architecture::Network(Network::Vit(encoder::vit(&config)?)),
         (_, Some((_, family))) => Architecture::Decoder(decoder::parse(&config, *family)?),
         (other, None) => {
             return Err(FakeError::UnsupportedFamily {
@@ -73,6 +79,10 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
     };
     let positions = match &architecture {
         Architecture::Gpt2(gpt2) => gpt2.positions,
+        Architecture::Network(network) => match network.longest_text() {
+            Some(longest) => longest,
+            None => config.count_named_or(&["max_position_embeddings", "n_positions"], u64::MAX)?,
+        },
         _ => config.count_or("max_position_embeddings", 2048)?,
     };
     Ok(Parsed { dtype: dtype(&config)?, positions, architecture })
@@ -275,6 +285,10 @@ impl Config<'_> {
 
     fn activation(&self, field: &str, default: Activation) -> Result<Activation, FakeError> {
         let Some(name) = self.text(field)? else { return Ok(default) };
+        self.activation_named(field, name)
+    }
+
+    fn activation_named(&self, field: &str, name: &str) -> Result<Activation, FakeError> {
         let known = Activation::NAMES.iter().find(|(known, _)| *known == name);
         known.map(|(_, activation)| *activation).ok_or_else(|| {
             let names: Vec<&str> = Activation::NAMES.iter().map(|(name, _)| *name).collect();

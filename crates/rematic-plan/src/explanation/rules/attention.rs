@@ -8,6 +8,8 @@ use super::super::scenario::{Change, Scale};
 use super::Step;
 
 const SOFTMAXES: [&str; 3] = ["_softmax", "_safe_softmax", "softmax"];
+/// What no fused kernel of PyTorch does to scores: soft-capping.
+const CAPS: &str = "tanh";
 /// Products of many matrices: what attention is made of.
 const BATCHED: [&str; 3] = ["bmm", "baddbmm", "matmul"];
 /// A fused kernel keeps one 32-bit float of each row of scores.
@@ -17,7 +19,7 @@ const LOG_SUM_EXP: u64 = 4;
 ///
 /// Assumes a fused kernel (flash or memory-efficient): scores, weights, dropped weights and their gradients are never
 /// stored; the log-sum-exp of each row is. Its backward computes the scores again, and in exchange leaves out what the
-/// operators on them take.
+/// operators on them take. Scores that are capped (Gemma 2) are not for such a kernel.
 pub(super) fn fused(step: &Step<'_>) -> Option<Proposal> {
     let mut change = Change::default();
     let (mut again, mut saved) = (0.0, 0.0);
@@ -82,6 +84,8 @@ impl Core {
             }
             if is_product(trace, birth) {
                 scores = batched(birth).then_some(birth).or(scores);
+            } else if operator(trace, birth) == CAPS {
+                return None;
             } else {
                 open.extend(matching(trace, trace.inputs(trace.op(birth)), alike));
             }

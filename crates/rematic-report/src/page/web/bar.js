@@ -11,7 +11,7 @@ const barParts = ({ categories, peak_bytes: peak, memory }) => {
     const handed = Math.max(memory.allocated_bytes, peak);
     parts.push(["kernels", handed - peak, "kernels", "what kernels take for themselves, and rounding"],
       ["cached", Math.max(0, memory.reserved_bytes - handed), "cached", "reserved by PyTorch's allocator and not in use at the peak"],
-      ["context", memory.context_bytes, "context", "the CUDA context and libraries, beside PyTorch"]);
+      ["context", memory.context_bytes, "context", "the driver's context and libraries, beside PyTorch"]);
   }
   return parts.filter(([, value]) => value > 0);
 };

@@ -58,7 +58,7 @@ const figures = () => {
     const left = memory.usable_bytes - taken;
     parts.push(figure("reserved", bytes(memory.reserved_bytes),
       `by PyTorch's allocator, of which ${bytes(memory.allocated_bytes)} are handed out at most`, memory.reserved_bytes),
-    figure("on the device", bytes(taken), `with ${bytes(memory.context_bytes)} for the CUDA context and libraries, of ${bytes(memory.usable_bytes)}: `
+    figure("on the device", bytes(taken), `with ${bytes(memory.context_bytes)} for the driver's context and libraries, of ${bytes(memory.usable_bytes)}: `
       + (!data.fits ? `${bytes(Math.max(-left, 0))} too much`
         : memory.retries ? `just enough if PyTorch empties its cache, which takes time` : `${bytes(Math.max(left, 0))} to spare`), taken));
   }

@@ -12,7 +12,8 @@ use crate::{Bytes, Error, Target};
 /// Among how many devices a step is spread.
 #[derive(Args)]
 pub(crate) struct SpreadArguments {
-    /// Spread parameters, gradients and optimizer state evenly over so many devices.
+    /// Divide parameters, gradients and optimizer state by so many devices, and count no buffers: a lower bound. For a run with FSDP2
+    /// take --fsdp, which counts them.
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, conflicts_with_all = ["fsdp", "tp"], value_parser = devices)]
     pub(crate) world_size: u32,
 }
@@ -56,7 +57,7 @@ pub(crate) struct CheckArguments {
     /// A step may grow by this much.
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, default_value = "0")]
     pub(crate) allow: Bytes,
-    /// Lock all steps as they are now.
+    /// Lock all steps as they are now, whether they grew or not, and exit with 0.
     #[arg(long)]
     pub(crate) update: bool,
     /// Print JSON.

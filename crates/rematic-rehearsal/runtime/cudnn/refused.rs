@@ -1,0 +1,60 @@
+//! What cuDNN 9 has and PyTorch does not call. An extension that does gets a clear refusal: NVIDIA's own function would take our
+//! handles and descriptors for its own.
+
+use super::super::status::Status;
+use super::NOT_SUPPORTED;
+
+macro_rules! refused {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() -> Status {
+            NOT_SUPPORTED
+        }
+    )*};
+}
+refused! {
+    cudnnActivationBackward cudnnActivationForward cudnnAddTensor cudnnB2BCausalConv1dBackward
+    cudnnB2BCausalConv1dForward cudnnBackendInitialize cudnnBackendPopulateCudaGraph cudnnBackendUpdateCudaGraph
+    cudnnBatchNormalizationBackward cudnnBatchNormalizationForwardTraining cudnnBuildRNNDynamic
+    cudnnCausalConv1dBackward cudnnCausalConv1dForward cudnnCausalConv1dNwhBackward cudnnCausalConv1dNwhForward
+    cudnnConvolutionBackwardBias cudnnCreateAttnDescriptor cudnnCreateFusedOpsConstParamPack cudnnCreateFusedOpsPlan
+    cudnnCreateFusedOpsVariantParamPack cudnnCreateLRNDescriptor cudnnCreateOpTensorDescriptor
+    cudnnCreateReduceTensorDescriptor cudnnCreateSeqDataDescriptor cudnnCreateTensorTransformDescriptor
+    cudnnDeriveBNTensorDescriptor cudnnDeriveNormTensorDescriptor cudnnDestroyAttnDescriptor
+    cudnnDestroyFusedOpsConstParamPack cudnnDestroyFusedOpsPlan cudnnDestroyFusedOpsVariantParamPack
+    cudnnDestroyLRNDescriptor cudnnDestroyOpTensorDescriptor cudnnDestroyPoolingDescriptor
+    cudnnDestroyReduceTensorDescriptor cudnnDestroySeqDataDescriptor cudnnDestroyTensorTransformDescriptor
+    cudnnDivisiveNormalizationBackward cudnnDivisiveNormalizationForward cudnnDropoutBackward cudnnDropoutForward
+    cudnnDropoutGetReserveSpaceSize cudnnFFTCausalConv1dBackward cudnnFFTCausalConv1dForward
+    cudnnFindConvolutionBackwardDataAlgorithm cudnnFindConvolutionBackwardFilterAlgorithm
+    cudnnFindConvolutionForwardAlgorithm cudnnFusedOpsExecute cudnnGetActivationDescriptor
+    cudnnGetActivationDescriptorSwishBeta cudnnGetAttnDescriptor cudnnGetCTCLossDescriptor
+    cudnnGetCTCLossDescriptorEx cudnnGetCTCLossDescriptor_v8 cudnnGetCTCLossDescriptor_v9
+    cudnnGetConvolution2dDescriptor cudnnGetConvolution2dForwardOutputDim
+    cudnnGetConvolutionBackwardDataAlgorithmMaxCount cudnnGetConvolutionBackwardFilterAlgorithmMaxCount
+    cudnnGetConvolutionForwardAlgorithmMaxCount cudnnGetConvolutionGroupCount cudnnGetConvolutionMathType
+    cudnnGetConvolutionNdDescriptor cudnnGetConvolutionNdForwardOutputDim cudnnGetConvolutionReorderType
+    cudnnGetDropoutDescriptor cudnnGetExecutionPlanWorkspaceSize cudnnGetFilter4dDescriptor
+    cudnnGetFilterSizeInBytes cudnnGetFoldedConvBackwardDataDescriptors cudnnGetFusedOpsConstParamPackAttribute
+    cudnnGetFusedOpsVariantParamPackAttribute cudnnGetLRNDescriptor cudnnGetMultiHeadAttnBuffers
+    cudnnGetMultiHeadAttnWeights cudnnGetNormalizationBackwardWorkspaceSize
+    cudnnGetNormalizationForwardTrainingWorkspaceSize cudnnGetNormalizationTrainingReserveSpaceSize
+    cudnnGetOpTensorDescriptor cudnnGetPooling2dDescriptor cudnnGetPooling2dForwardOutputDim
+    cudnnGetPoolingNdDescriptor cudnnGetPoolingNdForwardOutputDim cudnnGetRNNDataDescriptor cudnnGetRNNDescriptor_v8
+    cudnnGetRNNDropoutLocationsInternal cudnnGetReduceTensorDescriptor cudnnGetReductionIndicesSize
+    cudnnGetReductionWorkspaceSize cudnnGetSeqDataDescriptor cudnnGetTensor4dDescriptor cudnnGetTensorSizeInBytes
+    cudnnGetTensorTransformDescriptor cudnnGnnAggSimpleBackward cudnnGnnAggSimpleForward cudnnIm2Col
+    cudnnInitTransformDest cudnnLRNCrossChannelBackward cudnnLRNCrossChannelForward cudnnLongFFTCausalConv1dBackward
+    cudnnLongFFTCausalConv1dForward cudnnLongFFTCausalConv1dGetBufferSizes cudnnMakeFusedOpsPlan
+    cudnnMultiHeadAttnBackwardData cudnnMultiHeadAttnBackwardWeights cudnnMultiHeadAttnForward
+    cudnnNormalizationBackward cudnnNormalizationForwardInference cudnnNormalizationForwardTraining cudnnOpTensor
+    cudnnPoolingBackward cudnnQueryRuntimeError cudnnRNNGetClip_v8 cudnnRNNGetClip_v9 cudnnRNNSetClip_v8
+    cudnnRNNSetClip_v9 cudnnReduceTensor cudnnReorderFilterAndBias cudnnScaleTensor
+    cudnnSetActivationDescriptorSwishBeta cudnnSetAttnDescriptor cudnnSetCTCLossDescriptor
+    cudnnSetCTCLossDescriptor_v8 cudnnSetConvolution2dDescriptor cudnnSetConvolutionReorderType
+    cudnnSetFilter4dDescriptor cudnnSetFusedOpsConstParamPackAttribute cudnnSetFusedOpsVariantParamPackAttribute
+    cudnnSetLRNDescriptor cudnnSetOpTensorDescriptor cudnnSetPoolingNdDescriptor cudnnSetReduceTensorDescriptor
+    cudnnSetSeqDataDescriptor cudnnSetTensor cudnnSetTensor4dDescriptor cudnnSetTensor4dDescriptorEx
+    cudnnSetTensorNdDescriptorEx cudnnSetTensorTransformDescriptor cudnnSoftmaxBackward cudnnSoftmaxForward
+    cudnnTransformFilter cudnnTransformTensor cudnnTransformTensorEx
+}
