@@ -124,7 +124,7 @@ impl PlanDocument {
         let offload = PlannedOffload::of(problem, solution);
         PlanDocument {
             format: PLAN_FORMAT.to_owned(),
-            version: if offload.is_some() { OFFLOAD_VERSION } else { SINGLE_VERSION },
+            version: PlanDocument::version_of(offload.is_some()),
             source: trace.origin.model.clone(),
             name: String::new(),
             opening: Vec::new(),

@@ -6,7 +6,7 @@ use rematic_replay::{Checkpoint, Moves, Regions, moved};
 use rematic_trace::{Bytes, Decision, Millis, StepTrace};
 use serde::{Deserialize, Serialize};
 
-use super::{DocumentError, OFFLOAD_VERSION, PlanDocument, PlannedRegion};
+use super::{DocumentError, OFFLOAD_VERSION, PlanDocument, PlannedRegion, SINGLE_VERSION};
 use crate::offload::Movable;
 use crate::{Problem, Solution};
 
@@ -69,6 +69,12 @@ impl PlannedMoves {
 }
 
 impl PlanDocument {
+    /// The version of the format of a plan for one step that offloads, or does not.
+    #[must_use]
+    pub fn version_of(offloads: bool) -> u32 {
+        if offloads { OFFLOAD_VERSION } else { SINGLE_VERSION }
+    }
+
     /// What the step takes longer under the plan: recomputation, and waiting for copies.
     #[must_use]
     pub fn extra_ms(&self) -> Millis {
