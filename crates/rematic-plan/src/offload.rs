@@ -65,7 +65,7 @@ impl Movable {
 /// What may be moved of a layer, the best first.
 struct Layer {
     node: usize,
-    /// What the link carries while it runs.
+    /// What the link carries while it runs, or all of it if that is less.
     capacity: f64,
     items: Vec<Movables>,
 }
@@ -151,7 +151,9 @@ impl Problem {
             let start = self.nodes[node].start;
             let end = nodes.get(at + 1).map_or(self.nodes[node].end, |&next| self.nodes[next].start);
             let time: f64 = (start..end).map(|op| self.costs.time(OpId::new(op)).0).sum();
-            layers.push(Layer { node, capacity: time / per_byte, items: self.movables(&movable, node) });
+            let items = self.movables(&movable, node);
+            let all: u64 = items.iter().map(|item| item.bytes).sum();
+            layers.push(Layer { node, capacity: (time / per_byte).min(all as f64), items });
         }
         layers
     }

@@ -1,6 +1,7 @@
 //! Plans that move outputs to the host: within both budgets, never slower than those that do not, and as their files say.
 
 use std::path::Path;
+use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use rematic_cost::{CostRule, Costs, Device};
@@ -146,7 +147,8 @@ proptest! {
     /// Whatever moves: it comes back, nothing is left over, and the recording and the replay agree.
     #[test]
     fn any_outputs_may_move(bits in prop::collection::vec(any::<bool>(), 64), part in 0_u64..4) {
-        let problem = problem("gpt2", 4, 1, None);
+        static PROBLEM: LazyLock<Problem> = LazyLock::new(|| problem("gpt2", 4, 1, None));
+        let problem = &*PROBLEM;
         let (high, low) = (problem.baseline().peak.0, problem.least().replayed.peak.0);
         let mut checkpoints = problem.quick(Bytes(low + (high - low) / 4 * part)).solution.checkpoints;
         let mut bits = bits.iter().cycle();
@@ -154,7 +156,7 @@ proptest! {
             checkpoint.offloaded = checkpoint.saved.iter().copied().filter(|_| *bits.next().unwrap()).collect();
         }
         let replayed = problem.replay(&checkpoints);
-        let (moved, pinned) = is_whole(&problem, &checkpoints);
+        let (moved, pinned) = is_whole(problem, &checkpoints);
         prop_assert_eq!((moved, pinned), (replayed.offload.bytes, replayed.offload.pinned));
         prop_assert!(pinned >= moved);
         let recording = Recording::new(&problem.schedule(&checkpoints));
