@@ -166,7 +166,7 @@ class Trace:
 
 @final
 class Region:
-    """One call of a module that is checkpointed."""
+    """One call of a module, or a run of calls, that is checkpointed."""
 
     @property
     def module(self) -> str:
@@ -174,6 +174,9 @@ class Region:
     @property
     def call(self) -> int:
         """Which of the module's calls in the step; the first is 0."""
+    @property
+    def then(self) -> list[tuple[str, int]]:
+        """The calls that follow directly and are checkpointed together with it, as one: their modules, and which of the calls."""
     @property
     def discard(self) -> float:
         """The share of what autograd would hold that is freed."""
@@ -448,6 +451,7 @@ def plan(
     only: _Patterns | None = None,
     never: _Patterns | None = None,
     whole: bool = False,
+    runs: bool = True,
     world_size: int = 1,
     allocator: _Allocator | None = None,
     alloc_conf: str | None = None,
@@ -463,6 +467,9 @@ def plan(
     one that runs. A budget is for what tensors take. Without one, what PyTorch's allocator reserves for them has to fit the
     device, beside the CUDA context: `usable` is its memory as the driver says, by default that of the data sheet, and
     `alloc_conf` how the allocator is set, by default as PYTORCH_CUDA_ALLOC_CONF says. Raises `Infeasible` if no plan fits.
+
+    `runs` says whether calls of modules that follow one another may be checkpointed as one, as where single calls do not reach the
+    budget or cost much; a plan for several variants has none.
 
     The planner `milp` goes by torch's model of memory; where the replayed plan is above the budget all the same, it warns.
     Only it takes `gap`, the share by which its plan may be slower than the best, and `time_limit`, in seconds.
@@ -482,6 +489,7 @@ def curve(
     only: _Patterns | None = None,
     never: _Patterns | None = None,
     whole: bool = False,
+    runs: bool = True,
     world_size: int = 1,
     allocator: _Allocator | None = None,
     alloc_conf: str | None = None,
@@ -532,6 +540,7 @@ def report(
     only: _Patterns | None = None,
     never: _Patterns | None = None,
     whole: bool = False,
+    runs: bool = True,
     world_size: int | None = None,
     allocator: _Allocator | None = None,
     alloc_conf: str | None = None,

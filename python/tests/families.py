@@ -94,5 +94,52 @@ CASES = [
             "sliding_window": 16, "attention_bias": True,
         },
     ),
+    *three(
+        "gpt_oss",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 32, "sliding_window": 16, "intermediate_size": 40},
+        {
+            "num_local_experts": 4, "num_experts_per_tok": 1, "head_dim": 10, "sliding_window": 128, "attention_bias": False,
+            "intermediate_size": 36,
+        },
+        {
+            "num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 9, "intermediate_size": 24,
+            "tie_word_embeddings": True, "attention_dropout": 0.1, "layer_types": ["full_attention"],
+        },
+    ),
+    *three(
+        "deepseek_v2",
+        {
+            "num_key_value_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+            "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+        },
+        {
+            "num_key_value_heads": 6, "q_lora_rank": None, "kv_lora_rank": 18, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12,
+            "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "attention_bias": True,
+            "mlp_bias": True, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+        },
+        {
+            "num_key_value_heads": 3, "q_lora_rank": 31, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16,
+            "n_routed_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "tie_word_embeddings": True,
+            "attention_dropout": 0.1,
+        },
+    ),
+    *three(
+        "deepseek_v3",
+        {
+            "num_key_value_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+            "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "first_k_dense_replace": 1, "n_group": 4,
+            "topk_group": 2, "num_nextn_predict_layers": 1,
+        },
+        {
+            "num_key_value_heads": 6, "q_lora_rank": None, "kv_lora_rank": 17, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12,
+            "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "attention_bias": True,
+            "first_k_dense_replace": 0, "n_group": 2, "topk_group": 1, "norm_topk_prob": False, "rope_interleave": False,
+        },
+        {
+            "num_key_value_heads": 3, "q_lora_rank": 31, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16,
+            "n_routed_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "tie_word_embeddings": True,
+            "attention_dropout": 0.1, "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1,
+        },
+    ),
 ]  # fmt: skip
 NAMES = [f"{case.kind}-{case.dtype}" for case in CASES]

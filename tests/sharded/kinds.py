@@ -22,6 +22,8 @@ class Kinds:
         self.kinds: list[str] = []
         self.held = Counter[int]()
         self.released: set[int] = set()
+        # What a reduction has written, whoever made the memory for it.
+        self.reduced: set[int] = set()
         self.births: dict[int, list[int]] = {}
         self.use = Counter[str]()
         self.peak = Counter[str]()
@@ -51,7 +53,7 @@ class Kinds:
             elif kind == "restore":
                 self.released.discard(value)
                 self._count(value, 1)
-            elif kind == "recategorize" and self._born_by(value[0]) == "_reduce_scatter_base_.default":
+            elif kind == "recategorize" and value[0] in self.reduced:
                 self._call(value[0], "Sharded Grad")
         return dict(self.peak)
 
@@ -68,15 +70,13 @@ class Kinds:
             "_chunk_cat.out": "Unsharded Grad",
             "_reduce_scatter_base_.default": "Reduce Scatter",
         }
+        if name == "_reduce_scatter_base_.default":
+            self.reduced.update(storage for storage, _ in op["outputs"])
         if name in called:
             for storage, _ in op["inputs"]:
                 self._call(storage, called[name])
         if self.use.total() > self.peak.total():
             self.peak = Counter(self.use)
-
-    def _born_by(self, storage: int) -> str | None:
-        birth = self.storages[storage][2]
-        return None if birth is None else self.trace["names"][self.trace["ops"][birth]["name"]]
 
     def _call(self, storage: int, kind: str) -> None:
         self._count(storage, -1)

@@ -217,6 +217,27 @@ impl Tape {
         outputs
     }
 
+    /// Runs a kernel that writes into a part of `whole`: the node is that of the whole, of which the result is.
+    pub(crate) fn launch_on(&self, kernel: Kernel<'_>, derivative: Derivative<'_>, whole: &Tensor) -> Tensor {
+        let recording = self.with(|state| state.no_grad_depth == 0 && state.error.is_none());
+        let mut written = whole.same();
+        if !recording || !derivative.inputs.iter().any(|input| input.requires_grad()) {
+            drop(self.launch(kernel));
+            return written;
+        }
+        let edges: Vec<Option<Edge>> = derivative.inputs.iter().map(|input| input.gradient_edge()).collect();
+        let (op, outputs) = self.record(&kernel, &derivative.saves);
+        drop(outputs);
+        if self.has_failed() {
+            return written;
+        }
+        let kind = NodeKind::Op { op, saved: Vec::new(), backward: Some(derivative.backward) };
+        let node = self.add_node(kind, edges, 1);
+        written.set_gradient_node(node, 0);
+        self.release_node(node);
+        written
+    }
+
     /// Runs a function with a backward of its own (`torch.autograd.Function`): its first kernel, which saves what the function saves,
     /// and what else it does, without recording.
     pub(crate) fn launch_function(

@@ -121,6 +121,11 @@ impl Tensor {
         Rc::strong_count(&self.0)
     }
 
+    /// The same data as a tensor of its own, without a gradient.
+    pub(crate) fn same(&self) -> Tensor {
+        Self::new(self.tape(), self.0.storage, self.0.layout.clone(), self.0.layout_id)
+    }
+
     /// The same tensor as autograd holds it: not an ordinary reference.
     pub(crate) fn borrowed(&self) -> Tensor {
         Self::of_parts(self.tape(), self.0.storage, false, self.0.layout.clone(), self.0.layout_id)

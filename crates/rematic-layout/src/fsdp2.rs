@@ -205,8 +205,8 @@ impl fmt::Display for Fsdp2Error {
                 f.write_str("the trained parameters of a layer, or of what is outside of layers, have several types, which FSDP2 refuses")
             }
             Fsdp2Error::NotMixed => f.write_str(
-                "mixed precision keeps fp32 shards of a step that computes in a half type, and this one computes in fp32 already; \
-                 trace or capture it in bf16",
+                "mixed precision keeps fp32 shards of a step that computes in a half type, and this one computes in fp32, if only in \
+                 parts (adapters); trace it in bf16, or capture the sharded model",
             ),
             Fsdp2Error::NoParameters => f.write_str("the step has no parameters to spread"),
             Fsdp2Error::ReadWhileSharded { op, unit } => {

@@ -1,38 +1,54 @@
 //! How near a plan is to the best.
 
+use rematic_replay::Checkpoint;
 use rematic_trace::{Bytes, Millis};
 
 use crate::exact;
 use crate::planner::{NEAR, SAME, Solution};
 use crate::problem::Problem;
-use crate::search::Proven;
+use crate::search::{Part, Proven};
 
 /// How much work a proof may be whose bound is wanted by itself.
 const WORK: usize = 1_000_000;
 /// How often what is left open is looked at again, with the better plan that was found.
 const LOOKS: usize = 3;
 
+/// How often plans are split into those without a large region and those with it.
+const MOST_SPLITS: usize = 4;
+
 impl Problem {
     /// A time of recomputation that no plan within the budget stays below, from the bytes at each moment; `known` is that of a
-    /// plan within it.
+    /// plan within it. It is highest if `near` is a good plan.
     #[must_use]
-    pub fn bound_by_moments(&self, budget: Bytes, known: Millis) -> Millis {
-        Millis(self.proven(budget, (0.0, known.0), WORK).bound)
+    pub fn bound_by_moments(&self, budget: Bytes, known: Millis, near: &[Checkpoint]) -> Millis {
+        Millis(self.proven(budget, near, (0.0, known.0), WORK).bound)
     }
 
     /// What can be shown beyond a bound, up to the time of a plan.
-    fn proven(&self, budget: Bytes, (bound, known): (f64, f64), work: usize) -> Proven {
+    fn proven(&self, budget: Bytes, near: &[Checkpoint], (bound, known): (f64, f64), work: usize) -> Proven {
         let mut all = Proven { bound: known, plans: Vec::new() };
         if self.nodes.is_empty() {
             return all;
         }
-        for usable in exact::usable(self, budget.0) {
-            let prices = self.bound().prices(self, &usable, budget, known);
-            if prices.bound < known {
-                let proven = self.bound().prove(self, &usable, budget, &prices, (bound, known), work);
-                all.bound = all.bound.min(proven.bound);
-                all.plans.extend(proven.plans);
+        let part = |usable: bool| if usable { Part::May } else { Part::Not };
+        let cases = exact::usable(self, budget.0).into_iter();
+        let mut cases: Vec<Vec<Part>> = cases.map(|usable| usable.into_iter().map(part).collect()).collect();
+        let mut splits = 0;
+        while let Some(parts) = cases.pop() {
+            let (moments, prices) = self.bound().shared_prices(self, &parts, budget, (near, known));
+            if prices.bound >= known * (1.0 - SAME) {
+                continue;
             }
+            if splits < MOST_SPLITS
+                && let Some(split) = prices.split(self, &parts)
+            {
+                splits += 1;
+                cases.extend(split);
+                continue;
+            }
+            let proven = moments.prove(self, &parts, budget, &prices, (bound, known), work);
+            all.bound = all.bound.min(proven.bound);
+            all.plans.extend(proven.plans);
         }
         all
     }
@@ -44,7 +60,7 @@ impl Problem {
             if time <= solution.lower_bound.0 * (1.0 + NEAR) {
                 break;
             }
-            let proven = self.proven(budget, (solution.lower_bound.0, time), work);
+            let proven = self.proven(budget, &solution.checkpoints, (solution.lower_bound.0, time), work);
             // Sums of the same times in another order differ a little.
             let bound = solution.lower_bound.0.max(proven.bound * (1.0 - SAME));
             let plans = proven.plans.into_iter().map(|checkpoints| {

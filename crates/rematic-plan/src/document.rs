@@ -3,6 +3,7 @@
 mod error;
 mod identity;
 mod offload;
+mod run;
 mod variant;
 
 use std::collections::{HashMap, HashSet};
@@ -11,22 +12,24 @@ use std::io::Read;
 use std::path::Path;
 
 use rematic_replay::{Checkpoint, Region, RegionId, Regions};
-use rematic_trace::{Bytes, Decision, FileAction, Millis, OpId, StepTrace};
+use rematic_trace::{Bytes, CallId, Decision, FileAction, Millis, OpId, StepTrace};
 use serde::{Deserialize, Serialize};
 
 use crate::{Problem, Solution};
 pub use error::DocumentError;
 pub use offload::{PlannedMoves, PlannedOffload};
+pub use run::PlannedCall;
 pub use variant::PlanVariant;
 
 /// What the first field of a plan file says.
 pub const PLAN_FORMAT: &str = "rematic-plan";
 /// The newest version; all up to it are read.
 pub const PLAN_VERSION: u32 = OFFLOAD_VERSION;
-/// What is written for a plan without variants, for one with, and for one that offloads.
+/// What is written for a plan without variants and runs, for one with variants, for one with runs, and for one that offloads.
 const SINGLE_VERSION: u32 = 1;
 const VARIANTS_VERSION: u32 = 2;
-const OFFLOAD_VERSION: u32 = 3;
+const RUNS_VERSION: u32 = 3;
+const OFFLOAD_VERSION: u32 = 4;
 /// How much of a file tells whether it is a plan.
 const START: u64 = 4096;
 /// The most of a file that is read. A plan for the two million operators that a step may have takes half of it.
@@ -52,6 +55,9 @@ pub struct PlannedRegion {
     pub module: String,
     /// Which of the module's calls in the step; the first is 0.
     pub call: usize,
+    /// The calls that follow directly and are checkpointed together with it, as one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub then: Vec<PlannedCall>,
     /// The share of what autograd would hold that is freed.
     pub discard: f64,
     /// Bytes freed between its forward and its backward.
@@ -71,7 +77,7 @@ pub struct PlannedRegion {
 pub struct PlanDocument {
     /// [`PLAN_FORMAT`].
     pub format: String,
-    /// 1, or 2 if there are variants, or 3 if anything is offloaded.
+    /// 1, or 2 if there are variants, or 3 if there are runs of calls, or 4 if anything is offloaded.
     pub version: u32,
     /// The model.
     pub source: String,
@@ -124,7 +130,7 @@ impl PlanDocument {
         let offload = PlannedOffload::of(problem, solution);
         PlanDocument {
             format: PLAN_FORMAT.to_owned(),
-            version: PlanDocument::version_of(offload.is_some()),
+            version: if offload.is_some() { OFFLOAD_VERSION } else { run::version(&regions) },
             source: trace.origin.model.clone(),
             name: String::new(),
             opening: Vec::new(),
@@ -220,6 +226,7 @@ impl PlanDocument {
         }
         self.check_variants(path)?;
         self.check_offload(path)?;
+        self.check_runs(path)?;
         check_body(path, "", [self.step_ms, self.recompute_ms, self.lower_bound_ms], &self.regions)?;
         for (index, variant) in self.variants.iter().enumerate() {
             let times = [variant.step_ms, variant.recompute_ms, variant.lower_bound_ms];
@@ -233,14 +240,17 @@ impl PlanDocument {
     /// # Errors
     /// If the step is another one than the plan was made for; the first operator that differs is named.
     pub fn checkpoints(&self, trace: &StepTrace, regions: &Regions) -> Result<Vec<Checkpoint>, DocumentError> {
+        let runs = self.runs(trace, regions)?;
         let mut by_path: HashMap<String, Vec<(usize, RegionId)>> = HashMap::new();
         for (id, region) in regions.all().entries() {
-            by_path.entry(trace.path(region.module)).or_default().push((call_number(trace, region), id));
+            by_path.entry(trace.path(region.module)).or_default().push((call_number(trace, region.call), id));
         }
         let mut checkpoints = Vec::with_capacity(self.regions.len());
-        for planned in &self.regions {
+        for (at, planned) in self.regions.iter().enumerate() {
             let calls = by_path.get(&planned.module).map_or(&[][..], Vec::as_slice);
-            let Some(&(_, region)) = calls.iter().find(|(call, _)| *call == planned.call) else {
+            let single = || calls.iter().find(|(call, _)| *call == planned.call).map(|(_, region)| *region);
+            let found = if planned.then.is_empty() { single() } else { runs.get(&at).copied() };
+            let Some(region) = found else {
                 return Err(DocumentError::UnknownRegion {
                     planned: self.source.clone(),
                     module: planned.module.clone(),
@@ -248,13 +258,13 @@ impl PlanDocument {
                     calls: calls.len(),
                 });
             };
-            let (saved, offloaded) = self.saved(trace, &regions.all()[region], planned)?;
+            let (saved, offloaded) = self.saved(trace, regions.region(region), planned)?;
             checkpoints.push(Checkpoint { region, saved, offloaded });
         }
         self.check_moves(trace, regions, &checkpoints)?;
-        checkpoints.sort_by_key(|checkpoint| regions.all()[checkpoint.region].ops.start);
+        checkpoints.sort_by_key(|checkpoint| regions.region(checkpoint.region).ops.start);
         for pair in checkpoints.windows(2) {
-            let (outer, inner) = (&regions.all()[pair[0].region], &regions.all()[pair[1].region]);
+            let (outer, inner) = (regions.region(pair[0].region), regions.region(pair[1].region));
             if inner.ops.start < outer.ops.end {
                 return Err(DocumentError::Nested { outer: trace.path(outer.module), inner: trace.path(inner.module) });
             }
@@ -286,7 +296,7 @@ impl PlanDocument {
                 (expected, found) => {
                     return Err(DocumentError::OtherOperator {
                         planned: self.source.clone(),
-                        module: planned.module.clone(),
+                        module: planned.name(),
                         index,
                         expected: expected.map(|expected| expected.op.clone()),
                         found: found.map(str::to_owned),
@@ -319,8 +329,8 @@ fn check_body(path: &Path, place: &str, times: [Millis; 3], regions: &[PlannedRe
         if !(0.0..=1.0).contains(&region.discard) {
             return number(format!("regions[{index}].discard"), region.discard, SHARE);
         }
-        if !known.insert((&region.module, region.call)) {
-            let (module, call) = (region.module.clone(), region.call);
+        if let Some((module, call)) = region.calls().find(|call| !known.insert(*call)) {
+            let module = module.to_owned();
             return Err(DocumentError::Duplicate { path: path.to_owned(), module, call });
         }
         if let Some((expected, op)) = region.policy.iter().enumerate().find(|(expected, op)| op.index != *expected) {
@@ -341,21 +351,27 @@ fn place_of_fault(text: &[u8]) -> String {
     place.err().filter(|place| place != ".").unwrap_or_default()
 }
 
-/// Which of its module's calls in the step a region is; those that cannot be checkpointed count too, for whoever applies
+/// Which of its module's calls in the step a call is; those that cannot be checkpointed count too, for whoever applies
 /// the plan cannot tell them apart.
-fn call_number(trace: &StepTrace, region: &Region) -> usize {
-    trace.calls().items()[..region.call.index()].iter().filter(|call| call.module == region.module).count()
+fn call_number(trace: &StepTrace, id: CallId) -> usize {
+    let module = trace.call(id).module;
+    trace.calls().items()[..id.index()].iter().filter(|call| call.module == module).count()
+}
+
+fn planned_call(trace: &StepTrace, id: CallId) -> PlannedCall {
+    PlannedCall { module: trace.path(trace.call(id).module), call: call_number(trace, id) }
 }
 
 fn planned_region(problem: &Problem, checkpoint: &Checkpoint) -> PlannedRegion {
     let trace = &*problem.trace;
-    let region = &problem.regions().all()[checkpoint.region];
+    let region = problem.regions().region(checkpoint.region);
     let is_saved = |op: &OpId| checkpoint.saved.binary_search(op).is_ok();
     let ops = || region.ops.clone().map(OpId::new);
     let (held, freed) = problem.freed(checkpoint);
     PlannedRegion {
         module: trace.path(region.module),
-        call: call_number(trace, region),
+        call: call_number(trace, region.call),
+        then: region.then.iter().map(|call| planned_call(trace, *call)).collect(),
         discard: freed.0 as f64 / held.0.max(1) as f64,
         freed_bytes: freed,
         recompute_ms: ops().filter(|op| region.reaches(*op) && !is_saved(op)).map(|op| problem.costs.time(op)).sum(),

@@ -54,6 +54,7 @@ mod programme;
 mod rates;
 
 use rematic_replay::Checkpoint;
+use rematic_trace::Bytes;
 
 use crate::node::Node;
 use crate::problem::Problem;
@@ -120,6 +121,16 @@ impl Tightening {
 pub(crate) fn is_feasible(problem: &Problem, budget: u64) -> bool {
     let tightening = Tightening::none(problem, Pricing::Low);
     cases(problem).any(|usable| Case::new(problem, budget, &tightening, usable).is_feasible())
+}
+
+/// The least budget for which the relaxation has a solution, of those up to the peak without a plan: no plan has a lower peak.
+pub(crate) fn lowest(problem: &Problem) -> Bytes {
+    let (mut low, mut high) = (0, problem.baseline().peak.0);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if is_feasible(problem, middle) { high = middle } else { low = middle }
+    }
+    Bytes(high)
 }
 
 /// Which nodes may be chosen within a budget, case by case: every plan within it is one of a case.

@@ -20,13 +20,14 @@ mod planner;
 mod problem;
 mod region;
 mod replayed;
+mod runs;
 mod search;
 mod selection;
 
 pub use cancel::Cancel;
 pub use document::{
-    DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedMoves, PlannedOffload, PlannedOp,
-    PlannedRegion,
+    DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedCall, PlannedMoves, PlannedOffload,
+    PlannedOp, PlannedRegion,
 };
 pub use error::PlanError;
 pub use explanation::{

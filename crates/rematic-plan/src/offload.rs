@@ -12,7 +12,7 @@
 //! The fastest plan by the clock is taken; without a faster one, the plan without offload stays.
 
 use rayon::prelude::*;
-use rematic_replay::{Checkpoint, Host, LEAST_OFFLOADED, Ledger, Moves, Region, births, moved};
+use rematic_replay::{Checkpoint, Host, LEAST_OFFLOADED, Ledger, Moves, Region, Regions, births, moved};
 use rematic_trace::{Bytes, Millis, OpId, StepTrace, StorageId, Table, Verdict};
 
 use crate::exact::outermost;
@@ -160,7 +160,7 @@ impl Problem {
 
     fn movables(&self, movable: &Movable, node: usize) -> Vec<Movables> {
         let node = &self.nodes[node];
-        let region = &self.regions.all()[node.region];
+        let region = self.regions.region(node.region);
         let mut items: Vec<Movables> = Vec::new();
         for item in node.candidate.items.iter().filter(|item| item.bytes.0 > 0) {
             let ops = item.ops.iter().map(|op| OpId::new(node.start + op));
@@ -229,8 +229,10 @@ impl Problem {
         }
         let size = |storage: StorageId| if away[storage] { AWAY } else { Bytes(self.own(storage)) };
         let start = Ledger::with_sizes(&self.trace, self.allocator, size);
-        let limits = Limits { host_memory: None, ..self.limits.clone() };
-        let problem = Problem::from_state(self.trace.clone(), self.costs.clone(), limits, start).ok()?;
+        // Runs of calls keep nothing that could move.
+        let limits = Limits { host_memory: None, runs: false, ..self.limits.clone() };
+        let regions = Regions::new(&self.trace);
+        let problem = Problem::from_state(self.trace.clone(), self.costs.clone(), limits, regions, start).ok()?;
         Some(Easing { nodes: layers.iter().map(|layer| layer.node).collect(), chosen, problem, host })
     }
 
@@ -277,14 +279,14 @@ impl Problem {
     /// A plan with the chosen operators moved: those of its regions, and those of layers that it leaves alone.
     fn with_moved(&self, easing: &Easing, mut checkpoints: Vec<Checkpoint>) -> Vec<Checkpoint> {
         let planned: Vec<std::ops::Range<usize>> =
-            checkpoints.iter().map(|checkpoint| self.regions.all()[checkpoint.region].ops.clone()).collect();
+            checkpoints.iter().map(|checkpoint| self.regions.region(checkpoint.region).ops.clone()).collect();
         for &node in &easing.nodes {
             self.cover(easing, node, &planned, &mut checkpoints);
         }
         for checkpoint in &mut checkpoints {
             checkpoint.offloaded = checkpoint.saved.iter().copied().filter(|op| easing.chosen[*op]).collect();
         }
-        checkpoints.sort_by_key(|checkpoint| self.regions.all()[checkpoint.region].ops.start);
+        checkpoints.sort_by_key(|checkpoint| self.regions.region(checkpoint.region).ops.start);
         checkpoints
     }
 

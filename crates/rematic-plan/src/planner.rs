@@ -42,7 +42,7 @@ pub(crate) const SAME: f64 = 1e-9;
 pub(crate) const NEAR: f64 = 1e-4;
 /// How much is done for a plan.
 #[derive(Clone, Copy, PartialEq)]
-struct Effort {
+pub(crate) struct Effort {
     /// How long plans are searched for a better one, in lives of storages changed.
     changes: usize,
     /// A plan so near to the bound of the relaxation, as a share, is near enough for the search to go on from.
@@ -80,17 +80,22 @@ impl Problem {
     /// Whether the relaxation has a solution for a budget: where it has none, no plan is within it.
     #[must_use]
     pub fn may_be_within(&self, budget: Bytes) -> bool {
-        exact::is_feasible(self, budget.0)
+        exact::is_feasible(self, budget.0) || self.runs_may_be_within(budget)
     }
 
-    fn exact_with(&self, budget: Bytes, effort: Effort) -> Outcome {
+    pub(crate) fn exact_with(&self, budget: Bytes, effort: Effort) -> Outcome {
         if self.baseline().peak <= budget {
             return Outcome { verdict: Verdict::Fits, solution: self.unplanned() };
         }
+        self.with_runs(budget, effort, self.exact_alone(budget, effort))
+    }
+
+    /// Without runs: the plan within the budget, or the one with the lowest peak.
+    fn exact_alone(&self, budget: Bytes, effort: Effort) -> Outcome {
         if let Some(solution) = self.searched(budget, effort) {
             return Outcome { verdict: Verdict::Planned, solution };
         }
-        let least = self.least();
+        let least = self.least_alone();
         if least.replayed.peak > budget {
             return Outcome { verdict: Verdict::Infeasible, solution: least };
         }
@@ -237,35 +242,6 @@ impl Problem {
         best
     }
 
-    /// The first of so many plans, each of which drops more than the one before, that is within the budget; the last one if
-    /// none is. Also says how many there are up to it.
-    ///
-    /// Each lowers the peak or leaves it, up to small things, so it is found by bisection.
-    pub(crate) fn first_within(
-        &self,
-        budget: Bytes,
-        count: usize,
-        plan: impl Fn(usize) -> Vec<Checkpoint>,
-    ) -> (usize, (Vec<Checkpoint>, Replayed)) {
-        let replayed = |index: usize| {
-            let checkpoints = plan(index);
-            let replayed = self.replay(&checkpoints);
-            (checkpoints, replayed)
-        };
-        let mut best = replayed(count);
-        let (mut low, mut high) = (0, count);
-        while best.1.peak <= budget && high - low > 1 {
-            let middle = low + (high - low) / 2;
-            let tried = replayed(middle);
-            if tried.1.peak <= budget {
-                (best, high) = (tried, middle);
-            } else {
-                low = middle;
-            }
-        }
-        (high, best)
-    }
-
     /// Replays a plan. Where it is above the aim, what the replay says beyond what the model said is noted: from now on
     /// the model counts it too.
     fn tighten(&self, aim: Bytes, picks: &[Pick], checkpoints: &[Checkpoint], tightening: &mut Tightening) -> Replayed {
@@ -275,7 +251,9 @@ impl Problem {
         for pick in picks {
             freed.push(freed[freed.len() - 1] + pick.policy.freed.0);
         }
-        let freed_before = |position: usize| freed[picks.partition_point(|pick| nodes[pick.node].end <= position)];
+        let up_to = |position: usize| freed[picks.partition_point(|pick| nodes[pick.node].end <= position)];
+        // What a micro-batch drops is there again before the next one begins.
+        let freed_before = |position: usize| up_to(position) - up_to(self.beginning(position));
         let node_of = |op: usize| {
             let at = picks.partition_point(|pick| nodes[pick.node].end <= op);
             picks.get(at).filter(|pick| nodes[pick.node].start <= op)
@@ -348,9 +326,8 @@ impl Problem {
         curve
     }
 
-    /// The plan with the lowest peak: of all where they are few, otherwise by bisection over budgets.
-    #[must_use]
-    pub fn least(&self) -> Solution {
+    /// The plan with the lowest peak without runs: of all where they are few, otherwise by bisection over budgets.
+    pub(crate) fn least_alone(&self) -> Solution {
         self.least.get_or_init(|| self.find_least()).clone()
     }
 
@@ -360,11 +337,7 @@ impl Problem {
     /// above it. So budgets are tried at growing distances from there, and then between the last two.
     fn least_fitted(&self) -> Solution {
         let mut best = self.unplanned();
-        let (mut low, mut high) = (0, best.replayed.peak.0);
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if exact::is_feasible(self, middle) { high = middle } else { low = middle }
-        }
+        let mut low = exact::lowest(self).0.saturating_sub(1);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small part of the peak")]
         let near = |best: &Solution| ((LEAST_SHARE * best.replayed.peak.0 as f64) as u64).max(1);
         let mut distance = near(&best);

@@ -12,8 +12,9 @@ use crate::error::PlanError;
 use crate::greedy::GreedySteps;
 use crate::node::{Ceiling, Limit, Node, Nodes, spans};
 use crate::planner::Solution;
-use crate::region::{Candidates, Pricing};
+use crate::region::{Candidate, Candidates, Pricing};
 use crate::replayed::{PlannedMoment, Replayed, Replaying, Totals, first_forward};
+use crate::runs::Tiling;
 use crate::search::{Axis, Bound, Lives};
 use crate::selection::allowed;
 
@@ -31,6 +32,8 @@ pub struct Limits {
     pub whole: bool,
     /// Pinned memory of the host that outputs may be moved to between forward and backward; without it nothing is moved.
     pub host_memory: Option<Bytes>,
+    /// Calls of modules beside each other may be checkpointed as one.
+    pub runs: bool,
     /// Ends planning early.
     pub cancel: Cancel,
 }
@@ -43,6 +46,7 @@ impl Default for Limits {
             never: Vec::new(),
             whole: false,
             host_memory: None,
+            runs: true,
             cancel: Cancel::default(),
         }
     }
@@ -77,6 +81,8 @@ pub struct Problem {
     before: Table<OpId, Bytes>,
     /// By node, the innermost one around it.
     around: Vec<Option<usize>>,
+    /// Where nodes begin before which all others have run again: a new micro-batch. By position, ascending, the first node's first.
+    pub(crate) beginnings: Vec<usize>,
     enumeration: OnceLock<Option<Enumeration>>,
     /// The moments of all plans, and who lives until when; made when they are first asked for.
     moments: OnceLock<(Axis, Lives)>,
@@ -85,6 +91,8 @@ pub struct Problem {
     pub(crate) greedy_steps: OnceLock<GreedySteps>,
     /// The plan with the lowest peak; found when it is first asked for.
     pub(crate) least: OnceLock<Solution>,
+    /// The same step with runs of calls; made when it is first asked for.
+    pub(crate) tilings: OnceLock<Vec<Tiling>>,
 }
 
 impl Problem {
@@ -97,9 +105,20 @@ impl Problem {
         costs: impl Into<Arc<Costs>>,
         limits: Limits,
     ) -> Result<Self, PlanError> {
-        let (trace, costs) = (trace.into(), costs.into());
+        let trace = trace.into();
+        let regions = Regions::new(&trace);
+        Problem::with_regions(trace, costs.into(), limits, regions)
+    }
+
+    /// The same with other regions.
+    pub(crate) fn with_regions(
+        trace: Arc<StepTrace>,
+        costs: Arc<Costs>,
+        limits: Limits,
+        regions: Regions,
+    ) -> Result<Self, PlanError> {
         let start = Ledger::new(&trace, limits.allocator);
-        Problem::from_state(trace, costs, limits, start)
+        Problem::from_state(trace, costs, limits, regions, start)
     }
 
     /// The same from a state before the step, which says how large storages are.
@@ -107,10 +126,10 @@ impl Problem {
         shared: Arc<StepTrace>,
         costs: Arc<Costs>,
         limits: Limits,
+        regions: Regions,
         start: Ledger,
     ) -> Result<Self, PlanError> {
         let trace = &*shared;
-        let regions = Regions::new(trace);
         let first_forward = first_forward(trace);
         let plain = Schedule::plain(trace, &start);
         let (baseline, totals, before) = {
@@ -129,6 +148,7 @@ impl Problem {
             Nodes::new(trace, &regions, &eager, spans)
         });
         let dear_nodes = dear.all;
+        let beginnings = beginnings(&regions, &nodes);
         Ok(Problem {
             trace: shared,
             costs,
@@ -146,12 +166,14 @@ impl Problem {
             totals,
             before,
             around: around(&nodes),
+            beginnings,
             nodes,
             enumeration: OnceLock::new(),
             moments: OnceLock::new(),
             bound: OnceLock::new(),
             greedy_steps: OnceLock::new(),
             least: OnceLock::new(),
+            tilings: OnceLock::new(),
         })
     }
 
@@ -240,14 +262,28 @@ impl Problem {
     /// exclude.
     #[must_use]
     pub fn freed(&self, checkpoint: &Checkpoint) -> (Bytes, Bytes) {
-        let Ok(index) = self.nodes.binary_search_by_key(&checkpoint.region, |node| node.region) else {
-            return (Bytes(0), Bytes(0));
-        };
-        let (candidate, start) = (&self.nodes[index].candidate, self.nodes[index].start);
+        let region = self.regions.region(checkpoint.region);
+        let Some(candidate) = self.candidate_of(checkpoint.region) else { return (Bytes(0), Bytes(0)) };
+        let start = region.ops.start;
         let is_among = |ops: &[OpId], op: &usize| ops.binary_search(&OpId::new(start + op)).is_ok();
         let is_saved = |op: &usize| is_among(&checkpoint.saved, op) && !is_among(&checkpoint.offloaded, op);
         let kept = candidate.items.iter().filter(|item| item.ops.iter().all(is_saved)).map(|item| item.bytes).sum();
         (candidate.held_by_autograd, candidate.droppable.saturating_sub(kept))
+    }
+
+    /// What decides about the policies of a region; nothing for one that the limits exclude.
+    fn candidate_of(&self, id: RegionId) -> Option<Arc<Candidate>> {
+        if let Ok(index) = self.nodes.binary_search_by_key(&id, |node| node.region) {
+            return Some(Arc::clone(&self.nodes[index].candidate));
+        }
+        let region = self.regions.region(id);
+        if region.then.is_empty() {
+            return None;
+        }
+        self.planned_run(id).or_else(|| {
+            let mut candidates = Candidates::new(&self.trace, &self.regions, &self.start, &self.costs);
+            candidates.candidate(region, Pricing::Low).map(Arc::new)
+        })
     }
 
     /// A node checkpointed with some of its items saved.
@@ -312,10 +348,30 @@ impl Problem {
         }
     }
 
+    /// Where the last micro-batch begins that does so at or before a position.
+    pub(crate) fn beginning(&self, position: usize) -> usize {
+        let behind = self.beginnings.partition_point(|beginning| *beginning <= position);
+        behind.checked_sub(1).map_or(0, |at| self.beginnings[at])
+    }
+
     /// How many ends lie at or before a position.
     pub(crate) fn rank(&self, position: usize) -> usize {
         self.ends.partition_point(|end| *end <= position)
     }
+}
+
+/// Where nodes begin before which all earlier ones have run again.
+fn beginnings(regions: &Regions, nodes: &[Node]) -> Vec<usize> {
+    let mut last_trigger = 0;
+    let mut beginnings = Vec::new();
+    for node in nodes {
+        let region = &regions.all()[node.region];
+        if beginnings.is_empty() || last_trigger < region.events.start {
+            beginnings.push(node.start);
+        }
+        last_trigger = last_trigger.max(region.trigger);
+    }
+    beginnings
 }
 
 /// For every node, the innermost one around it.

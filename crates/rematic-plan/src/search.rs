@@ -22,10 +22,12 @@ mod lives;
 mod prices;
 mod proof;
 mod refill;
+mod shares;
 
 pub(crate) use annealing::{Goal, Search};
 pub(crate) use axis::Axis;
 pub(crate) use bound::Bound;
 pub(crate) use draft::Draft;
 pub(crate) use lives::Lives;
+pub(crate) use prices::Part;
 pub(crate) use proof::Proven;

@@ -1,7 +1,7 @@
 //! Which regions a user's patterns leave: the same for every planner.
 
-use rematic_replay::{RegionId, Regions};
-use rematic_trace::{Opt, StepTrace, Table, any_layer};
+use rematic_replay::{Region, RegionId, Regions, long_chains};
+use rematic_trace::{ModuleId, Opt, StepTrace, Table, any_layer};
 use wildmatch::WildMatch;
 
 use crate::{Limits, PlanError};
@@ -9,7 +9,7 @@ use crate::{Limits, PlanError};
 /// The most names that an error lists.
 const NAMES: usize = 18;
 
-/// For each region, whether it may be checkpointed.
+/// For each region, whether it may be checkpointed: a run if each of its modules may.
 ///
 /// # Errors
 /// If nothing matches a pattern.
@@ -18,7 +18,11 @@ pub(crate) fn allowed(
     regions: &Regions,
     limits: &Limits,
 ) -> Result<Table<RegionId, bool>, PlanError> {
-    let paths: Vec<String> = regions.all().iter().map(|region| trace.path(region.module)).collect();
+    if limits.only.is_empty() && limits.never.is_empty() {
+        return Ok(regions.all().filled(true));
+    }
+    let modules = modules(trace, regions, limits);
+    let paths: Vec<String> = modules.iter().map(|module| trace.path(*module)).collect();
     let matching = |setting: Opt, patterns: &[String]| {
         let mut matching = vec![false; paths.len()];
         for pattern in patterns {
@@ -37,7 +41,28 @@ pub(crate) fn allowed(
     };
     let only = matching(Opt("only"), &limits.only)?;
     let never = matching(Opt("never"), &limits.never)?;
-    Ok((0..paths.len()).map(|region| (limits.only.is_empty() || only[region]) && !never[region]).collect())
+    let mut is_allowed = trace.modules().filled(false);
+    for (at, module) in modules.into_iter().enumerate() {
+        is_allowed[module] = (limits.only.is_empty() || only[at]) && !never[at];
+    }
+    let all = |region: &Region| region.calls().all(|call| is_allowed[trace.call(call).module]);
+    Ok(regions.all().iter().map(all).collect())
+}
+
+/// The modules that can be checkpointed by themselves, and behind them those that can in a run.
+fn modules(trace: &StepTrace, regions: &Regions, limits: &Limits) -> Vec<ModuleId> {
+    let mut seen = trace.modules().filled(false);
+    let mut modules = Vec::new();
+    let singles = regions.all().iter().filter(|region| region.then.is_empty()).map(|region| region.module);
+    let chains = if limits.runs { long_chains(trace) } else { Vec::new() };
+    let in_runs = chains.iter().flatten().map(|call| trace.call(*call).module);
+    let in_tiles = regions.all().iter().flat_map(Region::calls).map(|call| trace.call(call).module);
+    for module in singles.chain(in_runs).chain(in_tiles) {
+        if !std::mem::replace(&mut seen[module], true) {
+            modules.push(module);
+        }
+    }
+    modules
 }
 
 /// Whether a pattern means a module: by its full name, or by the name without the root's that reports show.

@@ -106,16 +106,16 @@ fn planned() -> (Problem, PlanDocument, Vec<Checkpoint>) {
 #[test]
 fn a_plan_is_read_as_it_was_written() {
     let (problem, document, checkpoints) = planned();
-    assert_eq!(document.version, 3);
+    assert_eq!(document.version, 4);
     let offload = document.offload.unwrap();
     assert_eq!(document.regions.iter().filter_map(|region| region.offload).map(|moves| moves.bytes).sum::<Bytes>(), offload.bytes);
     let text = serde_json::to_vec(&document).unwrap();
     let read = PlanDocument::from_json(&text, Path::new("plan.json")).unwrap();
     assert_eq!(read, document);
     assert_eq!(read.checkpoints(problem.trace(), problem.regions()).unwrap(), checkpoints);
-    let older = serde_json::to_string(&document).unwrap().replace("\"version\":3", "\"version\":2");
+    let older = serde_json::to_string(&document).unwrap().replace("\"version\":4", "\"version\":3");
     let refused = PlanDocument::from_json(older.as_bytes(), Path::new("plan.json")).unwrap_err();
-    assert!(refused.to_string().contains("versions of the format before 3 do not have that"), "{refused}");
+    assert!(refused.to_string().contains("versions of the format before 4 do not have that"), "{refused}");
 }
 
 #[test]

@@ -116,7 +116,8 @@ impl Curve {
 /// Plans for budgets from the step as it is down to the least that can be reached.
 #[pyfunction]
 #[pyo3(signature = (trace, points=50, *, device=DeviceName::default(), device_file=None, cost="physical", cost_table=None, only=None,
-                    never=None, whole=false, world_size=1, allocator=None, alloc_conf=None, host_memory=None, host_bandwidth=None))]
+                    never=None, whole=false, runs=true, world_size=1, allocator=None, alloc_conf=None, host_memory=None,
+                    host_bandwidth=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn curve(
     py: Python<'_>,
@@ -129,6 +130,7 @@ pub(crate) fn curve(
     only: Option<Patterns>,
     never: Option<Patterns>,
     whole: bool,
+    runs: bool,
     world_size: u64,
     allocator: Option<&str>,
     alloc_conf: Option<&str>,
@@ -140,7 +142,7 @@ pub(crate) fn curve(
     }
     let mut target =
         Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator, alloc_conf)? };
-    let limits = option::with_host(option::limits(only, never, whole), &mut target, host_memory, host_bandwidth)?;
+    let limits = option::with_host(option::limits(only, never, whole, runs), &mut target, host_memory, host_bandwidth)?;
     let question = Question::new(&trace.last, &trace.step, target, limits);
     let answer =
         interruptible(py, &question.cancel(), move || question.study()?.curve(points, || {}))?.map_err(exception)?;

@@ -182,7 +182,7 @@ pub(crate) fn types(dtype: Option<Dtype>, precision: Option<&str>) -> PyResult<(
 
 pub(crate) fn lora(rank: Option<u64>, targets: Option<Patterns>, alpha: Option<f64>) -> PyResult<Option<Lora>> {
     match rank {
-        Some(rank) => Ok(Some(Lora { rank, targets: list(targets), alpha })),
+        Some(rank) => Ok(Some(Lora { rank, targets: list(targets), alpha, dtype: None })),
         None if targets.is_some() || alpha.is_some() => {
             Err(RematicError::new_err("lora_targets and lora_alpha are for lora; give its rank"))
         }
@@ -190,8 +190,8 @@ pub(crate) fn lora(rank: Option<u64>, targets: Option<Patterns>, alpha: Option<f
     }
 }
 
-pub(crate) fn limits(only: Option<Patterns>, never: Option<Patterns>, whole: bool) -> Limits {
-    Limits { only: list(only), never: list(never), whole, ..Limits::default() }
+pub(crate) fn limits(only: Option<Patterns>, never: Option<Patterns>, whole: bool, runs: bool) -> Limits {
+    Limits { only: list(only), never: list(never), whole, runs, ..Limits::default() }
 }
 
 /// The rate of the link to the host: GB/s, or a text as the command line takes it.

@@ -35,13 +35,15 @@ impl PartialEq for Plan {
     }
 }
 
-/// One call of a module that is checkpointed.
+/// One call of a module, or a run of calls, that is checkpointed.
 #[pyclass(frozen, get_all, module = "rematic")]
 pub(crate) struct Region {
     /// The module's full name.
     module: String,
     /// Which of the module's calls in the step; the first is 0.
     call: usize,
+    /// The calls that follow directly and are checkpointed together with it, as one: their modules, and which of the calls.
+    then: Vec<(String, usize)>,
     /// The share of what autograd would hold that is freed.
     discard: f64,
     /// Bytes freed between its forward and its backward.
@@ -70,7 +72,8 @@ impl Region {
 
     fn __repr__(&self) -> String {
         let (saved, ops) = (self.saved().len(), self.policy.len());
-        format!("<rematic.Region {}, call {}: saves {saved} of {ops} operators>", self.module, self.call)
+        let to = self.then.last().map(|(module, _)| format!(" to {module}")).unwrap_or_default();
+        format!("<rematic.Region {}{to}, call {}: saves {saved} of {ops} operators>", self.module, self.call)
     }
 }
 
@@ -141,6 +144,7 @@ pub(crate) fn regions(planned: &[rematic_plan::PlannedRegion]) -> Vec<Region> {
     let region = |region: &rematic_plan::PlannedRegion| Region {
         module: region.module.clone(),
         call: region.call,
+        then: region.then.iter().map(|call| (call.module.clone(), call.call)).collect(),
         discard: region.discard,
         freed: region.freed_bytes.0,
         recompute_ms: region.recompute_ms.0,
@@ -357,8 +361,8 @@ fn variants(questions: Vec<Question>, planner: Planner, budget: Option<Bytes>) -
 /// time.
 #[pyfunction]
 #[pyo3(signature = (trace, budget=None, *, device=DeviceName::default(), device_file=None, planner="exact", cost="physical",
-                    cost_table=None, only=None, never=None, whole=false, world_size=1, allocator=None, alloc_conf=None, gap=None,
-                    time_limit=None, usable=None, host_memory=None, host_bandwidth=None))]
+                    cost_table=None, only=None, never=None, whole=false, runs=true, world_size=1, allocator=None, alloc_conf=None,
+                    gap=None, time_limit=None, usable=None, host_memory=None, host_bandwidth=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn plan(
     py: Python<'_>,
@@ -372,6 +376,7 @@ pub(crate) fn plan(
     only: Option<Patterns>,
     never: Option<Patterns>,
     whole: bool,
+    runs: bool,
     world_size: u64,
     allocator: Option<&str>,
     alloc_conf: Option<&str>,
@@ -392,7 +397,9 @@ pub(crate) fn plan(
         return Err(no_budget_for_host());
     }
     let budget = budget.map(option::size).transpose()?;
-    let limits = option::with_host(option::limits(only, never, whole), &mut target, host_memory, host_bandwidth)?;
+    // Which variant runs is told within single calls.
+    let limits = option::limits(only, never, whole, runs && names.len() == 1);
+    let limits = option::with_host(limits, &mut target, host_memory, host_bandwidth)?;
     if limits.host_memory.is_some() && steps.len() > 1 {
         return Err(exception(Error::HostMemoryVariants { variants: steps.len() }));
     }

@@ -15,7 +15,7 @@ use crate::work::interruptible;
 /// Writes one HTML page that shows a step, its peak, its plan and the plans for other budgets.
 #[pyfunction]
 #[pyo3(signature = (trace, output, *, budget=None, plan=None, device=DeviceName::default(), device_file=None, cost="physical",
-                    cost_table=None, only=None, never=None, whole=false, world_size=None, allocator=None, alloc_conf=None))]
+                    cost_table=None, only=None, never=None, whole=false, runs=true, world_size=None, allocator=None, alloc_conf=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn report(
     py: Python<'_>,
@@ -30,6 +30,7 @@ pub(crate) fn report(
     only: Option<Patterns>,
     never: Option<Patterns>,
     whole: bool,
+    runs: bool,
     world_size: Option<u64>,
     allocator: Option<&str>,
     alloc_conf: Option<&str>,
@@ -39,7 +40,7 @@ pub(crate) fn report(
     if device.is_host && budget.is_none() && plan.is_none() {
         return Err(no_budget_for_host());
     }
-    let limits = option::limits(only, never, whole);
+    let limits = option::limits(only, never, whole, runs);
     let options = PageOptions {
         budget: budget.map(option::size).transpose()?,
         plan: plan.map(|plan| plan.document.clone()),

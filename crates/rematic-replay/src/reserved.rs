@@ -293,7 +293,10 @@ impl Occupancy<'_> {
             // What a unit gathers into has nothing between steps either.
             let gone =
                 storage.birth.is_none() && !storage.released && self.blocks[BufferId::from(id)] == Allocation::NOTHING;
-            if let Some(at) = left.iter().position(|(bytes, _)| gone && *bytes == end.footprint(id)) {
+            if !gone {
+                continue;
+            }
+            if let Some(at) = left.iter().position(|(bytes, _)| *bytes == end.footprint(id)) {
                 self.blocks[BufferId::from(id)] = left.remove(at).1;
             }
         }

@@ -164,7 +164,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
         self.futile = ops.filled(false);
         self.local = self.trace.storages().filled(false);
         for (index, checkpoint) in checkpoints.iter().enumerate() {
-            let region = &regions.all()[checkpoint.region];
+            let region = regions.region(checkpoint.region);
             self.checkpoint_of.items_mut()[region.ops.clone()].fill(u32::try_from(index).unwrap_or(NONE));
             for &op in checkpoint.saved.iter().filter(|op| region.contains(**op)) {
                 self.saved[op] = true;

@@ -60,6 +60,7 @@ impl<'a> MilpReport<'a> {
         };
         let regions = plan.into_iter().flat_map(|plan| &plan.choices).map(|choice| RegionJson {
             module: &choice.fqn,
+            then: &[],
             discard: choice.discard,
             freed_bytes: choice.saved,
             recompute_ms: choice.recompute,

@@ -111,6 +111,7 @@ impl PlanReport<'_> {
         let (is_planned, is_infeasible) = (self.verdict == Verdict::Planned, self.verdict == Verdict::Infeasible);
         let regions = plan.regions.iter().filter(|_| is_planned).map(|region| RegionJson {
             module: &region.module,
+            then: &region.then,
             discard: region.discard,
             freed_bytes: region.freed_bytes,
             recompute_ms: region.recompute_ms,

@@ -13,12 +13,13 @@ const HEAD: &str = include_str!("python/head.py");
 const POLICIES: &str = include_str!("python/policies.py");
 const FOLLOW: &str = include_str!("python/follow.py");
 /// What puts back what a module finds around it: the package's own files, which need nothing but torch.
-const SURROUNDINGS: [&str; 5] = [
+const SURROUNDINGS: [&str; 6] = [
     include_str!("../../../python/rematic/_apply/encoded.py"),
     include_str!("../../../python/rematic/_apply/places.py"),
     include_str!("../../../python/rematic/_model/settings.py"),
     include_str!("../../../python/rematic/_apply/spaces.py"),
     include_str!("../../../python/rematic/_apply/snapshot.py"),
+    include_str!("../../../python/rematic/_apply/runs.py"),
 ];
 const MISMATCH: &str = include_str!("python/mismatch.py");
 /// The most characters of a line.
@@ -46,6 +47,8 @@ pub(crate) fn parts(plan: &PlanDocument) -> (String, String) {
     let mut places: HashMap<(usize, usize), usize> = HashMap::new();
     // Regions with one policy, in the order in which the policies come.
     let mut rows: Vec<(usize, usize, Vec<String>)> = Vec::new();
+    // Runs with their policies.
+    let mut runs: Vec<(usize, Vec<String>)> = Vec::new();
     for region in &plan.regions {
         let decisions = region.policy.iter().map(|op| (op.op.as_str(), op.decision)).collect();
         let next = policies.len();
@@ -53,13 +56,17 @@ pub(crate) fn parts(plan: &PlanDocument) -> (String, String) {
         if policy == next {
             text += &policy_list(policy, region);
         }
+        // The first part of a name is the model's class, which sharding changes.
+        let path = |module: &str| literal(module.split_once('.').map_or("", |(_, path)| path));
+        if !region.then.is_empty() {
+            runs.push((policy, region.calls().map(|(module, call)| format!("({}, {call})", path(module))).collect()));
+            continue;
+        }
         let row = *places.entry((policy, region.call)).or_insert(rows.len());
         if row == rows.len() {
             rows.push((policy, region.call, Vec::new()));
         }
-        // The first part is the model's class, which sharding changes.
-        let path = region.module.split_once('.').map_or("", |(_, path)| path);
-        rows[row].2.push(literal(path));
+        rows[row].2.push(path(&region.module));
     }
     text += "\n# A policy, which call in one forward of the model, from 0, and of which modules.\nPLAN = [\n";
     for (policy, call, paths) in rows {
@@ -69,6 +76,10 @@ pub(crate) fn parts(plan: &PlanDocument) -> (String, String) {
         } else {
             let _ = writeln!(text, "{INDENT}(POLICY_{policy}, {call}, [\n{}{INDENT}]),", wrapped(&paths, 2));
         }
+    }
+    text += "]\n\n# A policy, and the calls that follow one another and are checkpointed as one: modules, and which call of each.\nRUNS = [\n";
+    for (policy, calls) in runs {
+        let _ = writeln!(text, "{INDENT}(POLICY_{policy}, [\n{}{INDENT}]),", wrapped(&calls, 2));
     }
     (about(plan), text)
 }

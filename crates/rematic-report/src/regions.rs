@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use rematic_plan::{PlanDocument, PlannedRegion};
+use rematic_plan::{PlanDocument, PlannedCall, PlannedRegion};
 use rematic_replay::Ran;
 use rematic_trace::{Bytes, Decision, Millis, StepTrace, any_layer, short};
 use serde::Serialize;
@@ -22,6 +22,9 @@ const MODULE: usize = 24;
 #[derive(Serialize)]
 pub(crate) struct RegionJson<'a> {
     pub(crate) module: &'a str,
+    /// The further calls of a run.
+    #[serde(skip_serializing_if = "<[PlannedCall]>::is_empty")]
+    pub(crate) then: &'a [PlannedCall],
     pub(crate) discard: f64,
     pub(crate) freed_bytes: Bytes,
     pub(crate) recompute_ms: Millis,
@@ -64,11 +67,12 @@ pub(crate) struct Kind {
 
 /// The regions, equal ones of equal layers as one.
 pub(crate) fn kinds<'a>(regions: impl Iterator<Item = Row<'a>>) -> Vec<Kind> {
-    let mut rows: Vec<([String; 5], Vec<&str>)> = Vec::new();
+    let mut rows: Vec<([String; 5], Vec<Names<'_>>)> = Vec::new();
     let mut places = HashMap::new();
     for row in regions {
+        let last = row.region.and_then(|region| region.then.last()).map(|last| last.module.as_str());
         let cells = [
-            any_layer(row.module),
+            any_layer(row.module) + &last.map_or_else(String::new, any_layer),
             row.freed.to_string(),
             row.discard,
             row.recompute.to_string(),
@@ -78,10 +82,10 @@ pub(crate) fn kinds<'a>(regions: impl Iterator<Item = Row<'a>>) -> Vec<Kind> {
             rows.push((cells, Vec::new()));
             rows.len() - 1
         });
-        rows[index].1.push(row.module);
+        rows[index].1.push((row.module, last));
     }
-    let kind = |([_, frees, discards, recomputes, saves], modules): ([String; 5], Vec<&str>)| Kind {
-        name: layers(&modules),
+    let kind = |([_, frees, discards, recomputes, saves], modules): ([String; 5], Vec<Names<'_>>)| Kind {
+        name: named(&modules),
         count: modules.len(),
         frees,
         discards,
@@ -126,6 +130,39 @@ pub(crate) fn table<'a>(regions: impl Iterator<Item = Row<'a>>, style: Style) ->
         let _ = writeln!(text, "and {more} more kinds of regions; -o FILE writes them all");
     }
     text
+}
+
+/// The module of a region; of a run the first, and the last.
+type Names<'a> = (&'a str, Option<&'a str>);
+
+/// Regions of one kind.
+fn named(regions: &[Names<'_>]) -> String {
+    let firsts: Vec<&str> = regions.iter().map(|(first, _)| *first).collect();
+    let runs: Option<Vec<(&str, &str)>> = regions.iter().map(|(first, last)| Some((*first, (*last)?))).collect();
+    match runs {
+        None => layers(&firsts),
+        Some(runs) => format!("{} as one", spans(&runs)),
+    }
+}
+
+/// Runs of modules by the first and the last of each: `layers.0-3,4-7`.
+fn spans(runs: &[(&str, &str)]) -> String {
+    let numbered = |(first, last): &(&str, &str)| {
+        let (first, last) = (inner(first), inner(last));
+        let (list, from) = first.rsplit_once('.').unwrap_or(("", first));
+        let (other, to) = last.rsplit_once('.').unwrap_or(("", last));
+        let (from, to): (u64, u64) = (from.parse().ok()?, to.parse().ok()?);
+        (list == other && from < to).then(|| (list.to_owned(), format!("{from}-{to}")))
+    };
+    let found: Option<Vec<(String, String)>> = runs.iter().map(numbered).collect();
+    let Some(found) = found.filter(|found| found.iter().all(|(list, _)| *list == found[0].0)) else {
+        let named = runs.iter().map(|(first, last)| format!("{} to {}", inner(first), inner(last)));
+        let named: Vec<String> = named.take(RUNS).collect();
+        return named.join(", ") + if runs.len() > RUNS { ", …" } else { "" };
+    };
+    let ranges: Vec<&str> = found.iter().map(|(_, range)| range.as_str()).collect();
+    let listed = if ranges.len() > RUNS { "*".to_owned() } else { ranges.join(",") };
+    if found[0].0.is_empty() { listed } else { format!("{}.{listed}", found[0].0) }
 }
 
 /// Modules that differ in their positions in lists: `layers.0-6,8.mlp`. Where more than one position differs, they are left
@@ -188,7 +225,18 @@ pub(crate) fn place(trace: &StepTrace, at: Option<Ran>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::layers;
+    use super::{layers, named};
+
+    #[test]
+    fn runs_are_named_by_their_first_and_last_modules() {
+        assert_eq!(named(&[("M.layers.0", Some("M.layers.3"))]), "layers.0-3 as one");
+        assert_eq!(named(&[("M.h.0", Some("M.h.3")), ("M.h.4", Some("M.h.7"))]), "h.0-3,4-7 as one");
+        assert_eq!(named(&[("S.0", Some("S.19"))]), "0-19 as one");
+        assert_eq!(named(&[("M.conv", Some("M.layer1"))]), "conv to layer1 as one");
+        assert_eq!(named(&[("M.h.0", Some("M.norm"))]), "h.0 to norm as one");
+        let many: Vec<_> = ["M.h.0", "M.h.2", "M.h.4", "M.h.6", "M.h.8"].map(|first| (first, Some("M.h.9"))).to_vec();
+        assert_eq!(named(&many), "h.* as one");
+    }
 
     #[test]
     fn modules_are_named_with_their_layers() {

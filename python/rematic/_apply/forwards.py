@@ -31,7 +31,9 @@ class Forwards:
         words = [word.partition(":") for word in captured if word != STEP]
         called = [(kind, urllib.parse.unquote(path)) for kind, _, path in words]
         # Parts without a checkpointed module may be called as often as they like.
-        chosen = {region.module.partition(".")[2] for variant in plan.variants for region in variant.regions}
+        regions = [region for variant in plan.variants for region in variant.regions]
+        modules = [module for region in regions for module, _ in ((region.module, region.call), *region.then)]
+        chosen = {module.partition(".")[2] for module in modules}
         counted = [(kind, path) for kind, path in called if _holds(path, chosen)] or called
         self.kinds = [kind for kind, _ in counted]
         # What is called: the model itself where it is empty.

@@ -44,14 +44,15 @@ class Kept:
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        snapshot: Snapshot | None,
         parameters: list[Tensor],
         policy: Policy,
         audit: Audit | None,
         movements: Movements | None = None,
     ) -> None:
-        # What it found around it.
-        self.snapshot = snapshot
+        # What it found around it; of a run, what each of its calls did, and the call that is under way.
+        self.snapshots = [snapshot] if snapshot is not None else []
+        self._snapshot = snapshot
         self.audit = audit
         # What was followed: what is handed back and what is recomputed goes by it.
         self.policy = policy
@@ -77,7 +78,18 @@ class Kept:
         """The region has run. What it changed in place itself is as it should be; from now on nothing may change it."""
         self.versions = {at: _versions(value) for at, value in self.values.items()}
         self.parameter_versions = [parameter._version for parameter in self.parameters]
-        self.snapshot.close()
+        for snapshot in self.snapshots:
+            snapshot.close()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What the call that is under way found."""
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """A call of a run begins, for the first time or again."""
+        self._snapshot = snapshot
 
     def leave(self) -> None:
         """What was sent to the host is there; its bytes go."""
@@ -155,7 +167,7 @@ class Forward(_Follower):
         self._possible = policy
         # Generators that nothing but operators that draw again has moved since their state was taken.
         self._known: set[Source] = set()
-        self._watched = kept.snapshot.watched
+        self._watched = kept.snapshot.watched if kept.snapshots else {}
         self._audit = kept.audit
         # Known where other operators than the planned ones may run; it takes time.
         may_wander = not isinstance(policy, Policy) and policy.may_wander
@@ -188,6 +200,14 @@ class Forward(_Follower):
         if self._audit is not None and not self._policy.saves[at]:
             self._audit.first(at, func, args, out)
         return out
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """A call of a run begins."""
+        self._kept.snapshots.append(snapshot)
+        self._kept.begin(snapshot)
+        self._watched = snapshot.watched
+        # What lies between two calls may have moved generators.
+        self._known.clear()
 
     def _turned(self, at: int, func: Any) -> Policy:
         """What is followed from here on, where another operator runs."""
@@ -295,8 +315,13 @@ class Again(_Follower):
         # Where it may be, in a region that has filled a cache.
         self._places = [0]
         self._autocast = False
-        self._suspects = kept.snapshot.suspects
+        self._suspects = kept.snapshot.suspects if kept.snapshots else {}
         self._audit = kept.audit
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """A call of a run is made again."""
+        self._kept.begin(snapshot)
+        self._suspects = snapshot.suspects
 
     def __enter__(self) -> Any:
         changed = self._kept.changed_parameter()

@@ -72,6 +72,8 @@ class Policy:
     ) -> None:
         self.module = module
         self.call = call
+        # The further calls of a run: their modules and numbers.
+        self.then: list[tuple[str, int]] = []
         listed = [(index, name, saved) for index, (name, saved) in enumerate(decisions) if not passes_named(name)]
         self.length = len(decisions)
         self.positions = [index for index, _, _ in listed]
@@ -88,7 +90,14 @@ class Policy:
     @staticmethod
     def of(region: Region, number: int) -> Policy:
         """What a plan decides about its region of this number."""
-        return Policy(region.module, region.call, region.policy, region.offloaded, number)
+        policy = Policy(region.module, region.call, region.policy, region.offloaded, number)
+        policy.then = region.then
+        return policy
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return f"`{self.module}` to `{self.then[-1][0]}`" if self.then else f"`{self.module}`"
 
     def _forget_ops(self) -> None:
         # The operators themselves, which are compared faster than their names, and what must be known about them. They

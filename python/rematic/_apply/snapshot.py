@@ -78,8 +78,15 @@ class Snapshot:
     """What a region finds when it begins."""
 
     def __init__(
-        self, modules: list[tuple[str, nn.Module]], places: Places, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        modules: list[tuple[str, nn.Module]],
+        places: Places,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        links: Any = None,
     ) -> None:
+        # Knows what earlier calls of a run have returned, which is not kept.
+        self._links = links
         # What must not be read when it runs again, by storage, with what is wrong with it.
         self.suspects: dict[int, str] = {}
         # What may be read besides the arguments, by storage.
@@ -122,6 +129,11 @@ class Snapshot:
             self._fill(*self._waiting.popleft())
         self._memo.clear()
         self._alive.clear()
+        self._links = None
+
+    def given(self) -> Iterator[Tensor]:
+        """The tensors among the arguments that are kept."""
+        return (kept.held for kept in self._read if kept.held is not None)
 
     # ---- writing down ----
 
@@ -163,6 +175,9 @@ class Snapshot:
 
     def _argument(self, value: Any, place: tuple[str, Any]) -> Any:
         if isinstance(value, Tensor):
+            linked = None if self._links is None else self._links.of(value)
+            if linked is not None:
+                return linked
             kept = KeptTensor(value, place)
             # As checkpointing itself keeps them.
             kept.held = value
@@ -215,6 +230,9 @@ class Snapshot:
     def _tensor(self, tensor: Tensor, place: tuple[str, Any]) -> Any:
         if tensor.layout is not torch.strided or type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
             return tensor
+        linked = None if self._links is None else self._links.of(tensor)
+        if linked is not None:
+            return linked
         kept = KeptTensor(tensor, place)
         self.watched.setdefault(tensor.untyped_storage()._cdata, []).append(kept)
         return kept
@@ -414,20 +432,22 @@ class Call:
             args, kwargs = self._given
             # They must not outlive the call: a list goes on to grow.
             self._given = None
-            return self._run(args, kwargs)
+            return run_forward(self._forward, args, kwargs)
         with self._snapshot.restored() as (again, keywords):
-            return self._run(again, keywords)
+            return run_forward(self._forward, again, keywords)
 
-    def _run(self, args: Any, kwargs: Any) -> Any:
-        try:
-            # Otherwise TorchScript runs other operators from one time to the next, as it learns what it is given.
-            with _jit.optimized_execution(False):
-                return self._forward(*args, **kwargs)
-        except RuntimeError as error:
-            if _STOP is not None and _STOP.__name__ in str(error):
-                # Recomputation ended inside of TorchScript, which makes an error of its own of every other.
-                raise _STOP from error
-            raise
+
+def run_forward(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Runs a forward, for the first time or again."""
+    try:
+        # Otherwise TorchScript runs other operators from one time to the next, as it learns what it is given.
+        with _jit.optimized_execution(False):
+            return forward(*args, **kwargs)
+    except RuntimeError as error:
+        if _STOP is not None and _STOP.__name__ in str(error):
+            # Recomputation ended inside of TorchScript, which makes an error of its own of every other.
+            raise _STOP from error
+        raise
 
 
 def anchors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

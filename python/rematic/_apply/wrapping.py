@@ -32,6 +32,7 @@ from .modes import Again, Forward, Kept
 from .places import Places, places_of
 from .policy import Policy
 from .promise import Promise
+from .runs import Run
 from .snapshot import Call, Snapshot, anchors
 from .variants import Variants
 
@@ -45,8 +46,10 @@ _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 class Wrapper(Follower):
     """Stands in for the forward of one module."""
 
-    def __init__(self, module: nn.Module, root: Root) -> None:
+    def __init__(self, module: nn.Module, root: Root, path: str) -> None:
         self.module = module
+        # Where it is in the model, for messages.
+        self.path = path
         self.root = root
         # A forward that somebody else has put into the instance.
         self.previous: Callable[..., Any] | None = module.__dict__.get("forward")
@@ -86,6 +89,8 @@ class Wrapper(Follower):
         """One call, checkpointed if the plan says so."""
         call = self.calls
         self.calls = call + 1
+        if self.root.open is not None and not self.root.open.inside:
+            return self._in_run(self.root.open, call, args, kwargs)
         planned = self.policies.get(call)
         if planned is None or not torch.is_grad_enabled() or self.root.rests() or self.root.inside:
             return self.plain(*args, **kwargs)
@@ -102,20 +107,29 @@ class Wrapper(Follower):
                     "The plan moves outputs to the host and back, which a compiled model cannot; plan without host_memory, or "
                     "run the model without torch.compile"
                 )
+            policy = next(iter(planned.values()))
+            if policy.then:
+                raise PlanError(
+                    f"The plan checkpoints {policy.name} as one, which torch.compile does not follow; plan without such runs "
+                    "(runs=False), or train without torch.compile"
+                )
             return checkpoint(
                 self.plain,
                 *args,
                 use_reentrant=False,
-                context_fn=functools.partial(compiled_contexts, next(iter(planned.values()))),
+                context_fn=functools.partial(compiled_contexts, policy),
                 **kwargs,
             )
-        policy = self.root.variants.choice(planned)
-        if policy is None:
+        chosen = self.root.variants.choice(planned)
+        if chosen is None:
             return self.plain(*args, **kwargs)
+        if isinstance(chosen, Policy) and chosen.then:
+            self.root.open = self._begin_run(chosen, args, kwargs)
+            return self._in_run(self.root.open, call, args, kwargs)
         modes = _count_modes()
         self.root.inside = True
         try:
-            return self._checkpointed(policy, args, kwargs)
+            return self._checkpointed(chosen, args, kwargs)
         except Exception as error:
             if _count_modes() > modes:
                 # PyTorch 2.6 leaves what checkpointing has entered to the end of the frames that the error holds.
@@ -128,11 +142,8 @@ class Wrapper(Follower):
 
     def _checkpointed(self, policy: Policy | Choice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         first = policy if isinstance(policy, Policy) else policy.first
-        if self._modules is None:
-            self._modules = list(self.module.named_modules(prefix=first.module))
-            self._places = places_of(module for _, module in self._modules)
-            self._is_sharded_inside = self._sharded_inside() is not None
-        snapshot = Snapshot(self._modules, self._places, args, kwargs)
+        modules, places = self.surroundings()
+        snapshot = Snapshot(modules, places, args, kwargs)
         audit = Audit() if self.root.audits else None
         kept = Kept(snapshot, list(self.module.parameters()), first, audit, self.root.movements)
         kept.is_sharded_inside = self._is_sharded_inside
@@ -143,6 +154,46 @@ class Wrapper(Follower):
             preserve_rng_state=False,  # the modes do, for what is drawn again
             context_fn=lambda: (Forward(policy, kept), Again(kept)),
         )
+
+    def surroundings(self) -> tuple[list[tuple[str, nn.Module]], Places]:
+        """What a call finds around it: the modules, and the places that their code reads."""
+        if self._modules is None:
+            self._modules = list(self.module.named_modules(prefix=self.path))
+            self._places = places_of(module for _, module in self._modules)
+            self._is_sharded_inside = self._sharded_inside() is not None
+        return self._modules, self._places
+
+    def _begin_run(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+        """The first call of a run that is checkpointed as one."""
+        calls = [(self, policy.call), *self.root.following(policy)]
+        for wrapper, _ in calls:
+            if _is_sharded(wrapper.module):
+                raise PlanError(
+                    f"The plan checkpoints {policy.name} as one, but `{wrapper.path}` is sharded by itself (FSDP2) and gathers its "
+                    "parameters where it is called, which does not happen again when they are recomputed; plan without such runs "
+                    "(runs=False)"
+                )
+        unique = dict.fromkeys(parameter for wrapper, _ in calls for parameter in wrapper.module.parameters())
+        kept = Kept(None, list(unique), policy, Audit() if self.root.audits else None)
+        kept.is_sharded_inside = any(wrapper._sharded_inside() is not None for wrapper, _ in calls)
+        return Run(policy.name, calls, Forward(policy, kept), Again(kept), (args, kwargs))
+
+    def _in_run(self, run: Run, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a run that is checkpointed as one."""
+        self.root.inside = True
+        try:
+            out = run.call(self, call, args, kwargs)
+            if run.is_over:
+                self.root.open = None
+            return out
+        except BaseException as error:
+            self.root.close()
+            if isinstance(error, Mismatch):
+                error.add(f"It is checkpointed as one with the calls that follow: {run.name}.")
+                self._explain(error)
+            raise
+        finally:
+            self.root.inside = False
 
     def _explain(self, mismatch: Mismatch) -> None:
         """Adds why other operators run, if it can be seen."""
@@ -157,9 +208,14 @@ class Wrapper(Follower):
     def _sharded_inside(self) -> str | None:
         """A module inside it that is sharded by itself."""
         for path, module in self.module.named_modules():
-            if path and any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
+            if path and _is_sharded(module):
                 return path
         return None
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP2 shards a module by itself."""
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
 
 
 class Root:
@@ -175,12 +231,14 @@ class Root:
         self.running = False
         # Whether a checkpointed module runs. Those inside it are those of other variants.
         self.inside = False
+        # The run of calls that is under way.
+        self.open: Run | None = None
         self.forwards = Forwards(model, plan)
         self.variants = Variants(plan)
         # What goes to the host and comes back, if anything does.
         movements = Movements(plan)
         self.movements = movements if movements.count else None
-        self.wrapper = Wrapper(model, self)
+        self.wrapper = Wrapper(model, self, type(model).__name__)
         self.wrapper.entry = ""
         self.wrappers = [self.wrapper]
         self.caching = caching_configs(model)
@@ -196,8 +254,19 @@ class Root:
         for wrapper in self.wrappers:
             if wrapper.module is module:
                 return wrapper
-        self.wrappers.append(Wrapper(module, self))
+        self.wrappers.append(Wrapper(module, self, ".".join(filter(None, (self.wrapper.path, path)))))
         return self.wrappers[-1]
+
+    def following(self, policy: Policy) -> list[tuple[Wrapper, int]]:
+        """The further calls of a run."""
+        found = [(self.wrapper_at(path.partition(".")[2]), call) for path, call in policy.then]
+        return [(wrapper, call) for wrapper, call in found if wrapper is not None]
+
+    def close(self) -> None:
+        """What is under way ends in the middle."""
+        if self.open is not None:
+            run, self.open = self.open, None
+            run.close()
 
     def rests(self) -> bool:
         """Whether the model evaluates."""
@@ -221,6 +290,8 @@ class Root:
                 promise.watching((args, kwargs)) if promise is not None else contextlib.nullcontext(),
             ):
                 out = wrapper.run(args, kwargs)
+                if self.open is not None:
+                    raise self.open.unfinished()
             if not counts:
                 for counted, calls in zip(self.wrappers, before, strict=True):
                     counted.calls = calls
@@ -230,6 +301,7 @@ class Root:
                 self._count_anew()
                 self.audits = max(0, self.audits - trains)
         except BaseException as error:
+            self.close()
             self.forwards.restart()
             self._count_anew()
             if isinstance(error, Mismatch) and not torch.compiler.is_compiling():
@@ -303,6 +375,12 @@ def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
             )
         planned = wrapper.policies.setdefault(region.call, {})
         policy = planned[variant] = Policy.of(region, number)
+        missing = [path for path, _ in policy.then if root.wrapper_at(path.partition(".")[2]) is None]
+        if missing:
+            raise PlanError(
+                f"The plan is for another model, {plan.source}: it checkpoints `{missing[0]}`, and this "
+                f"{type(model).__name__} has no such module; capture and plan this one"
+            )
         next(iter(planned.values())).others += [policy] if len(planned) > 1 else []
     for path in root.forwards.paths:
         entered = root.wrapper_at(path)

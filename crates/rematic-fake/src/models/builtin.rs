@@ -75,6 +75,72 @@ pub const BUILTIN: &[Builtin] = &[
         description: "Qwen3 30B-A3B",
         config: Some(include_str!("builtin/qwen3-30b-a3b.json")),
     },
+    Builtin {
+        name: "bert-base",
+        description: "BERT base, 110 M parameters, masked tokens",
+        config: Some(include_str!("builtin/bert-base.json")),
+    },
+    Builtin {
+        name: "bert-large",
+        description: "BERT large, 335 M parameters, masked tokens",
+        config: Some(include_str!("builtin/bert-large.json")),
+    },
+    Builtin {
+        name: "roberta-base",
+        description: "RoBERTa base, 125 M parameters, masked tokens",
+        config: Some(include_str!("builtin/roberta-base.json")),
+    },
+    Builtin {
+        name: "t5-base",
+        description: "T5 base, 223 M parameters",
+        config: Some(include_str!("builtin/t5-base.json")),
+    },
+    Builtin {
+        name: "t5-large",
+        description: "T5 large, 738 M parameters",
+        config: Some(include_str!("builtin/t5-large.json")),
+    },
+    Builtin { name: "t5-3b", description: "T5 3B, 2.9 B parameters", config: Some(include_str!("builtin/t5-3b.json")) },
+    Builtin {
+        name: "vit-base",
+        description: "ViT base, patches of 16, 87 M parameters, 1000 classes",
+        config: Some(include_str!("builtin/vit-base.json")),
+    },
+    Builtin {
+        name: "vit-large",
+        description: "ViT large, patches of 16, 304 M parameters, 1000 classes",
+        config: Some(include_str!("builtin/vit-large.json")),
+    },
+    Builtin {
+        name: "clip-vit-base-patch32",
+        description: "CLIP with ViT base, patches of 32, 151 M parameters",
+        config: Some(include_str!("builtin/clip-vit-base-patch32.json")),
+    },
+    Builtin {
+        name: "clip-vit-large-patch14",
+        description: "CLIP with ViT large, patches of 14, 428 M parameters",
+        config: Some(include_str!("builtin/clip-vit-large-patch14.json")),
+    },
+    Builtin {
+        name: "gpt-oss-20b",
+        description: "GPT-OSS 20B, weights in bf16",
+        config: Some(include_str!("builtin/gpt-oss-20b.json")),
+    },
+    Builtin {
+        name: "gpt-oss-120b",
+        description: "GPT-OSS 120B, weights in bf16",
+        config: Some(include_str!("builtin/gpt-oss-120b.json")),
+    },
+    Builtin {
+        name: "deepseek-v2-lite",
+        description: "DeepSeek-V2-Lite, 15.7 B parameters",
+        config: Some(include_str!("builtin/deepseek-v2-lite.json")),
+    },
+    Builtin {
+        name: "deepseek-v3",
+        description: "DeepSeek-V3, 671 B parameters, weights in bf16",
+        config: Some(include_str!("builtin/deepseek-v3.json")),
+    },
 ];
 
 /// A question that names the nearest built-in model, if one is near; capitals do not count.

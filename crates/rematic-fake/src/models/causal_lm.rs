@@ -15,16 +15,18 @@ pub(super) enum Activation {
     GeluNew,
     GeluTanh,
     Relu,
+    QuickGelu,
 }
 
 impl Activation {
-    pub(super) const NAMES: [(&'static str, Activation); 6] = [
+    pub(super) const NAMES: [(&'static str, Activation); 7] = [
         ("silu", Activation::Silu),
         ("swish", Activation::Silu),
         ("gelu", Activation::Gelu),
         ("gelu_new", Activation::GeluNew),
         ("gelu_pytorch_tanh", Activation::GeluTanh),
         ("relu", Activation::Relu),
+        ("quick_gelu", Activation::QuickGelu),
     ];
 
     pub(super) fn class(self) -> &'static str {
@@ -34,6 +36,7 @@ impl Activation {
             Activation::GeluNew => "NewGELUActivation",
             Activation::GeluTanh => "GELUTanh",
             Activation::Relu => "ReLU",
+            Activation::QuickGelu => "QuickGELUActivation",
         }
     }
 
@@ -43,8 +46,18 @@ impl Activation {
             Activation::Gelu | Activation::GeluTanh => input.gelu(),
             Activation::GeluNew => gelu_new(input),
             Activation::Relu => input.relu(),
+            Activation::QuickGelu => quick_gelu(input),
         })
     }
+}
+
+/// `x * sigmoid(1.702 * x)`.
+fn quick_gelu(input: &Tensor) -> Tensor {
+    let share = {
+        let scaled = input.mul_scalar();
+        scaled.sigmoid()
+    };
+    input.mul(&share)
 }
 
 /// `0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3)))`; every inner result goes as soon as it is used.
@@ -95,7 +108,6 @@ pub(super) fn sliding_window_mask(positions: &Tensor, batch: u64, window: u64) -
 
 /// The mask of attention that plain operators compute: numbers to add to the scores, with a window or without.
 pub(super) fn eager_mask(positions: &Tensor, batch: u64, windowed: bool, dtype: Dtype) -> Tensor {
-    skip_causal_mask(positions, batch);
     let mask = boolean_mask(positions, batch, windowed);
     mask.as_numbers(dtype)
 }
@@ -183,6 +195,48 @@ pub(super) fn attend_eagerly(
         single.to(queries.dtype())
     };
     weights = weights.dropout(attention.dropout);
+    let mut output = weights.matmul(&values);
+    output = {
+        let transposed = output.transpose(1, 2);
+        transposed.contiguous()
+    };
+    (output, weights)
+}
+
+/// GPT-OSS's `eager_attention_forward`: each head has a score beside those of the keys, which takes its share of the weights and
+/// gives nothing.
+pub(super) fn attend_with_sinks(
+    attention: Attention,
+    [queries, keys, values]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    sinks: &Tensor,
+) -> (Tensor, Tensor) {
+    let [batch, heads, positions, _] = *queries.shape() else { return (queries.clone(), queries.clone()) };
+    let group = heads / keys.size(1).max(1);
+    let repeated = |heads: &Tensor| if group > 1 { repeat_kv(heads, group) } else { heads.clone() };
+    let (keys, values) = (repeated(keys), repeated(values));
+    let mut weights = {
+        let scores = {
+            let flipped = keys.transpose(2, 3);
+            queries.matmul(&flipped)
+        };
+        scores.mul_scalar()
+    };
+    if let Some(mask) = mask {
+        weights = weights.add(mask);
+    }
+    let wide = sinks.reshape(&[1, heads, 1, 1]).expand(&[batch, heads, positions, 1]);
+    let mut combined = Tensor::cat(queries.tape(), &[&weights, &wide], -1);
+    combined = {
+        let highest = combined.max_last(true);
+        combined.sub(&highest)
+    };
+    let shares = combined.softmax_last();
+    let scores = shares.slice(-1, 0, shares.size(-1).saturating_sub(1));
+    weights = {
+        let kept = scores.dropout(attention.dropout);
+        kept.to(values.dtype())
+    };
     let mut output = weights.matmul(&values);
     output = {
         let transposed = output.transpose(1, 2);

@@ -110,6 +110,8 @@ pub struct Model {
     optimizer: Optimizer,
     attention: AttentionKernel,
     recipe: Recipe,
+    /// What is taken for granted about its weights.
+    assumption: Option<String>,
 }
 
 impl Model {
@@ -131,6 +133,7 @@ impl Model {
                 optimizer: Optimizer::default(),
                 attention: AttentionKernel::default(),
                 recipe: Recipe::default(),
+                assumption: None,
                 architecture: Architecture::Seed(seed),
             });
         };
@@ -152,6 +155,7 @@ impl Model {
             optimizer: Optimizer::AdamWFused,
             attention: AttentionKernel::default(),
             recipe: Recipe::default(),
+            assumption: parsed.assumption,
             architecture: parsed.architecture,
         })
     }
@@ -193,6 +197,12 @@ impl Model {
         self.share(options)?;
         self.check()?;
         Ok(self)
+    }
+
+    /// The sequences, or samples, in its batch.
+    #[must_use]
+    pub fn batch(&self) -> u64 {
+        self.batch
     }
 
     /// The optimizer of its step.
@@ -314,11 +324,9 @@ impl Model {
                 if let Some(group) = decoder.group {
                     sharing::check(&self.name, decoder, group, self.seq)?;
                 }
-                if decoder.computes_attention_plainly() && self.attention != AttentionKernel::Auto {
-                    let rule = format!(
-                        "{} computes attention with plain operators (soft-capping); drop the option",
-                        self.name
-                    );
+                if let Some(what) = decoder.beyond_kernels().filter(|_| self.attention != AttentionKernel::Auto) {
+                    let rule =
+                        format!("{} computes attention with plain operators ({what}); drop the option", self.name);
                     return Err(out_of_range("attention", self.attention, &rule));
                 }
                 decoder.layers
@@ -344,6 +352,9 @@ impl Model {
         }
         tape.fact("dtype", self.dtype);
         tape.fact("attention", self.attention);
+        if let Some(assumption) = &self.assumption {
+            tape.fact("assumed", assumption);
+        }
         self.recipe.begin(&tape);
         match &self.architecture {
             Architecture::Network(network) => {

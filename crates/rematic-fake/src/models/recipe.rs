@@ -20,6 +20,7 @@ const ACCUMULATE: &str = "accumulate";
 const LORA: &str = "lora";
 const LORA_TARGETS: &str = "lora-targets";
 const LORA_ALPHA: &str = "lora-alpha";
+const LORA_DTYPE: &str = "lora-dtype";
 const FREEZE: &str = "freeze";
 const LOSS: &str = "loss";
 const CHUNKED: &str = "chunked";
@@ -62,7 +63,12 @@ impl Recipe {
         Recipe {
             autocast: find(AUTOCAST).and_then(|name| name.parse().ok()),
             accumulate: find(ACCUMULATE).and_then(|text| text.parse().ok()),
-            lora: lora.map(|rank| Lora { rank, targets: list(LORA_TARGETS), alpha: number(LORA_ALPHA) }),
+            lora: lora.map(|rank| Lora {
+                rank,
+                targets: list(LORA_TARGETS),
+                alpha: number(LORA_ALPHA),
+                dtype: find(LORA_DTYPE).and_then(|name| name.parse().ok()),
+            }),
             freeze: list(FREEZE),
             loss: find(LOSS).filter(|kind| *kind == CHUNKED).map(|_| LossKind::Chunked),
         }
@@ -169,6 +175,8 @@ impl Recipe {
         note(LORA_TARGETS, targets.as_ref().map(|targets| targets as &dyn fmt::Display));
         let alpha = self.lora.as_ref().and_then(|lora| lora.alpha.as_ref());
         note(LORA_ALPHA, alpha.map(|alpha| alpha as &dyn fmt::Display));
+        let dtype = self.lora.as_ref().and_then(|lora| lora.dtype.as_ref());
+        note(LORA_DTYPE, dtype.map(|dtype| dtype as &dyn fmt::Display));
         note(FREEZE, freeze.as_ref().map(|freeze| freeze as &dyn fmt::Display));
         let chunks_loss = self.loss == Some(LossKind::Chunked);
         note(LOSS, chunks_loss.then_some(&CHUNKED as &dyn fmt::Display));

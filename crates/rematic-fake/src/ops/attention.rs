@@ -62,11 +62,13 @@ pub struct Attention {
     pub dropout: f64,
     /// Whether a position sees only those before it. The math kernel makes a mask of it; the others do without.
     pub causal: bool,
+    /// How many elements into their memory the values begin, where that is no multiple of a head's width.
+    pub value_offset: u64,
 }
 
 impl Default for Attention {
     fn default() -> Self {
-        Attention { kernel: AttentionKernel::default(), dropout: 0.0, causal: true }
+        Attention { kernel: AttentionKernel::default(), dropout: 0.0, causal: true, value_offset: 0 }
     }
 }
 
@@ -77,7 +79,8 @@ impl Attention {
     #[must_use]
     pub fn attend(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
         let fits = query.shape().len() == 4
-            && key.shape() == value.shape()
+            && value.shape().len() == 4
+            && key.shape().get(..3) == value.shape().get(..3)
             && query.size(0) == key.size(0)
             && query.size(3) == key.size(3)
             && key.size(1) > 0
@@ -99,7 +102,7 @@ impl Attention {
     pub(crate) fn attend_biased(&self, query: &Tensor, key: &Tensor, value: &Tensor, bias: &Tensor) -> Tensor {
         let bias = &bias.lowered();
         let (value, key, query) = (&value.lowered(), &key.lowered(), &query.lowered());
-        query.tape().inside_operator(|| match self.kernel_for(query, true) {
+        query.tape().inside_operator(|| match self.kernel_for(query, value, true) {
             None => query.clone(),
             Some(AttentionKernel::Efficient) => {
                 let bias = bias.clone().aligned_bias(query, key);
@@ -110,22 +113,22 @@ impl Attention {
     }
 
     /// The kernel that runs; none, after it has been said why, if the one that was asked for does not take these queries.
-    fn kernel_for(&self, query: &Tensor, masked: bool) -> Option<AttentionKernel> {
+    fn kernel_for(&self, query: &Tensor, value: &Tensor, masked: bool) -> Option<AttentionKernel> {
         let refused = match self.kernel {
-            AttentionKernel::Flash => refused_by_flash(query, masked),
-            AttentionKernel::Efficient => refused_by_efficient(query),
+            AttentionKernel::Flash => refused_by_flash(query, value, masked),
+            AttentionKernel::Efficient => refused_by_efficient(query, value, self.value_offset),
             AttentionKernel::Auto | AttentionKernel::Math => None,
         };
         if let Some(rule) = refused {
             query.tape().fail(FakeError::Option { name: "attention".to_owned(), value: self.kernel.to_string(), rule });
             return None;
         }
-        Some(self.chosen(query, masked))
+        Some(self.chosen(query, value, masked))
     }
 
     /// The same behind autocast.
     fn attend_inside(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
-        let Some(kernel) = self.kernel_for(query, mask.is_some()) else { return query.clone() };
+        let Some(kernel) = self.kernel_for(query, value, mask.is_some()) else { return query.clone() };
         match kernel {
             AttentionKernel::Flash => padded_flash(query, key, value, self.dropout),
             AttentionKernel::Efficient => {
@@ -141,10 +144,12 @@ impl Attention {
 
     /// `select_sdp_backend` of `sdp_utils.cpp`, as far as steps of models differ in what it looks at: flash, else
     /// memory-efficient, else math. Both take keys and values with fewer heads.
-    fn chosen(&self, query: &Tensor, masked: bool) -> AttentionKernel {
+    fn chosen(&self, query: &Tensor, value: &Tensor, masked: bool) -> AttentionKernel {
         match self.kernel {
-            AttentionKernel::Auto if refused_by_flash(query, masked).is_none() => AttentionKernel::Flash,
-            AttentionKernel::Auto if refused_by_efficient(query).is_none() => AttentionKernel::Efficient,
+            AttentionKernel::Auto if refused_by_flash(query, value, masked).is_none() => AttentionKernel::Flash,
+            AttentionKernel::Auto if refused_by_efficient(query, value, self.value_offset).is_none() => {
+                AttentionKernel::Efficient
+            }
             AttentionKernel::Auto => AttentionKernel::Math,
             told => told,
         }
@@ -185,10 +190,10 @@ impl Attention {
 const FLASH_WIDEST: u64 = 256;
 
 /// Why flash attention does not take these queries, if it does not (`can_use_flash_attention`).
-fn refused_by_flash(query: &Tensor, masked: bool) -> Option<String> {
+fn refused_by_flash(query: &Tensor, value: &Tensor, masked: bool) -> Option<String> {
     if masked {
         Some(format!(
-            "flash attention takes no mask, and a sliding window needs one; use {}",
+            "flash attention takes no mask, and a sliding window or a bias for distances needs one; use {}",
             Opt("attention").to("efficient")
         ))
     } else if query.dtype() == Dtype::F32 {
@@ -204,6 +209,13 @@ fn refused_by_flash(query: &Tensor, masked: bool) -> Option<String> {
             query.size(3),
             Opt("attention").to("auto")
         ))
+    } else if query.size(3) != value.size(3) {
+        Some(format!(
+            "flash attention takes heads of one width, but these are {} wide, and those of values {}; use {}",
+            query.size(3),
+            value.size(3),
+            Opt("attention").to("auto")
+        ))
     } else {
         None
     }
@@ -213,10 +225,19 @@ fn refused_by_flash(query: &Tensor, masked: bool) -> Option<String> {
 const EFFICIENT_STEP: u64 = 16;
 
 /// Why the memory-efficient kernel does not take these queries, if it does not (`check_head_dim_size_mem_efficient`).
-fn refused_by_efficient(query: &Tensor) -> Option<String> {
+fn refused_by_efficient(query: &Tensor, value: &Tensor, offset: u64) -> Option<String> {
     let step = EFFICIENT_STEP / query.dtype().size().max(1);
-    let width = query.size(3);
-    (!width.is_multiple_of(step)).then(|| {
+    let uneven = [query.size(3), value.size(3)].into_iter().find(|width| !width.is_multiple_of(step));
+    if uneven.is_none() && !offset.is_multiple_of(step) {
+        let rule = format!(
+            "the memory-efficient kernel takes values that begin at a multiple of {step} elements in {}, but these begin at {offset}; \
+             use {}",
+            query.dtype().spelled(),
+            Opt("attention").to("auto")
+        );
+        return Some(rule);
+    }
+    uneven.map(|width| {
         format!(
             "the memory-efficient kernel takes heads whose width is a multiple of {step} in {}, but these are {width} \
              wide; use {}",
@@ -228,7 +249,12 @@ fn refused_by_efficient(query: &Tensor) -> Option<String> {
 
 /// `[batch, heads, positions, width]` that lies as `[batch, positions, heads, width]`.
 fn heads_inside(like: &Tensor) -> Layout {
-    let [batch, heads, positions, width] = *like.shape() else { return like.layout().clone() };
+    heads_inside_of(like, like.size(3))
+}
+
+/// The same with heads of another width.
+fn heads_inside_of(like: &Tensor, width: u64) -> Layout {
+    let [batch, heads, positions, _] = *like.shape() else { return like.layout().clone() };
     let mut layout = Layout::contiguous(like.dtype(), &[batch, positions, heads, width]);
     layout.shape.swap(1, 2);
     layout.strides.swap(1, 2);
@@ -283,7 +309,7 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, bias: Option<&Tensor>
     // Log-sum-exp is computed only where backward will need it.
     let rows = if query.requires_grad() { rows } else { 0 };
     let outputs = vec![
-        Out::New(heads_inside(query)),
+        Out::New(heads_inside_of(query, value.size(3))),
         Out::New(Layout::contiguous(Dtype::F32, &[query.size(0), query.size(1), rows])),
         // Seed and offset of the random generator.
         Out::New(Layout::contiguous(Dtype::I64, &[])),

@@ -66,7 +66,7 @@ pub(super) fn elementwise_layout(dtype: Dtype, inputs: &[&Layout]) -> Option<Lay
 }
 
 /// PyTorch's type promotion among the floating types that models use.
-fn promoted(left: Dtype, right: Dtype) -> Dtype {
+pub(super) fn promoted(left: Dtype, right: Dtype) -> Dtype {
     match (left.is_float(), right.is_float()) {
         (true, false) => left,
         (false, true) => right,
@@ -78,7 +78,7 @@ fn promoted(left: Dtype, right: Dtype) -> Dtype {
 }
 
 impl Tensor {
-    fn elementwise(&self, name: &'static str, others: &[&Tensor], dtype: Dtype) -> Out<'static> {
+    pub(super) fn elementwise(&self, name: &'static str, others: &[&Tensor], dtype: Dtype) -> Out<'static> {
         let mut layouts = vec![self.layout()];
         layouts.extend(others.iter().map(|tensor| tensor.layout()));
         Out::New(elementwise_layout(dtype, &layouts).unwrap_or_else(|| {
@@ -91,6 +91,16 @@ impl Tensor {
         }))
     }
 
+    /// The type of what is computed of two tensors: a single number does not count beside others of its kind.
+    fn promoted_with(&self, other: &Tensor) -> Dtype {
+        let (own, its) = (self.dtype(), other.dtype());
+        match (self.shape().is_empty(), other.shape().is_empty()) {
+            (true, false) if own.is_float() == its.is_float() => its,
+            (false, true) if own.is_float() == its.is_float() => own,
+            _ => promoted(own, its),
+        }
+    }
+
     /// An elementwise kernel of one tensor, not differentiated.
     pub(crate) fn map(&self, name: &'static str) -> Tensor {
         let out = self.elementwise(name, &[], self.dtype());
@@ -99,7 +109,7 @@ impl Tensor {
 
     /// An elementwise kernel of two tensors, not differentiated.
     pub(crate) fn zip(&self, name: &'static str, other: &Tensor) -> Tensor {
-        let out = self.elementwise(name, &[other], promoted(self.dtype(), other.dtype()));
+        let out = self.elementwise(name, &[other], self.promoted_with(other));
         self.tape().launch_one(Kernel::new(name, &[self, other], vec![out]))
     }
 
@@ -124,7 +134,7 @@ impl Tensor {
     /// `self + other`.
     #[must_use]
     pub fn add(&self, other: &Tensor) -> Tensor {
-        let out = self.elementwise("add.Tensor", &[other], promoted(self.dtype(), other.dtype()));
+        let out = self.elementwise("add.Tensor", &[other], self.promoted_with(other));
         let kernel = Kernel::new("add.Tensor", &[self, other], vec![out]);
         let backward = Box::new(|gradients: &Gradients<'_>| {
             let gradient = gradients.output();
@@ -137,7 +147,7 @@ impl Tensor {
     /// `self - other`.
     #[must_use]
     pub fn sub(&self, other: &Tensor) -> Tensor {
-        let out = self.elementwise("sub.Tensor", &[other], promoted(self.dtype(), other.dtype()));
+        let out = self.elementwise("sub.Tensor", &[other], self.promoted_with(other));
         let kernel = Kernel::new("sub.Tensor", &[self, other], vec![out]);
         let backward = Box::new(|gradients: &Gradients<'_>| {
             let gradient = gradients.output();
@@ -157,7 +167,7 @@ impl Tensor {
     /// `self * other`.
     #[must_use]
     pub fn mul(&self, other: &Tensor) -> Tensor {
-        let out = self.elementwise("mul.Tensor", &[other], promoted(self.dtype(), other.dtype()));
+        let out = self.elementwise("mul.Tensor", &[other], self.promoted_with(other));
         let kernel = Kernel::new("mul.Tensor", &[self, other], vec![out]);
         let (factors, saves) = Factors::new(self, other);
         let backward = Box::new(move |gradients: &Gradients<'_>| {
@@ -168,6 +178,35 @@ impl Tensor {
         });
         let derivative = Derivative { inputs: &[self, other], saves, backward };
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// `self / other`.
+    pub(crate) fn div(&self, other: &Tensor) -> Tensor {
+        let out = self.elementwise("div.Tensor", &[other], self.promoted_with(other));
+        let kernel = Kernel::new("div.Tensor", &[self, other], vec![out]);
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            let [dividend, divisor] = gradients.saved else { return vec![] };
+            let gradient = gradients.output();
+            let for_other = gradients.wanted[1].then(|| {
+                // One expression there: what it needs goes at its end.
+                let quotient = dividend.zip("div.Tensor", divisor);
+                let slope = quotient.zip("div.Tensor", divisor);
+                let negated = gradient.map("neg.default");
+                negated.zip("mul.Tensor", &slope)
+            });
+            vec![gradients.wanted[0].then(|| gradient.zip("div.Tensor", divisor)), for_other]
+        });
+        let derivative =
+            Derivative { inputs: &[self, other], saves: vec![Slot::Input(self), Slot::Input(other)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// `e ** self`.
+    pub(crate) fn exp(&self) -> Tensor {
+        let this = &self.raised();
+        this.unary("exp.default", vec![Slot::Output(0)], |gradients| {
+            gradients.output().zip("mul.Tensor", &gradients.saved[0])
+        })
     }
 
     /// `self * number`.
@@ -243,6 +282,18 @@ impl Tensor {
         })
     }
 
+    /// `self.relu_()`: in the memory of `self`, which nothing may have saved.
+    #[must_use]
+    pub fn relu_in_place(self) -> Tensor {
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            vec![Some(gradients.output().zip("threshold_backward.default", &gradients.saved[0]))]
+        });
+        let outputs = vec![Out::View(&self, self.layout().clone())];
+        let kernel = Kernel::new("relu_.default", &[&self], outputs).mutating(&[&self]);
+        let derivative = Derivative { inputs: &[&self], saves: vec![Slot::Output(0)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     /// `-self`.
     #[must_use]
     pub fn neg(&self) -> Tensor {
@@ -295,6 +346,17 @@ impl Tensor {
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
+    /// A number where `mask` is true.
+    pub(crate) fn masked(&self, mask: &Tensor) -> Tensor {
+        let out = self.elementwise("masked_fill.Scalar", &[mask], self.dtype());
+        let kernel = Kernel::new("masked_fill.Scalar", &[self, mask], vec![out]);
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            vec![Some(gradients.output().zip("masked_fill.Scalar", &gradients.saved[0]))]
+        });
+        let derivative = Derivative { inputs: &[self], saves: vec![Slot::Input(mask)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     /// The tensor where `condition` is true, a number elsewhere.
     pub(crate) fn where_true(&self, condition: &Tensor) -> Tensor {
         let number = |tape: &crate::Tape, dtype| {
@@ -312,6 +374,30 @@ impl Tensor {
         });
         let derivative = Derivative { inputs: &[self], saves: vec![Slot::Input(condition)], backward };
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// Keeps every element at most at a number; and at least at another, if it is `both`.
+    pub(crate) fn clamp(&self, both: bool) -> Tensor {
+        self.unary("clamp.default", vec![Slot::Input(self)], move |gradients| {
+            let (gradient, input) = (gradients.output(), &gradients.saved[0]);
+            let zero = {
+                let layout = Layout::contiguous(gradient.dtype(), &[]);
+                gradients.tape.launch_one(Kernel::new("scalar_tensor.default", &[], vec![Out::New(layout)]))
+            };
+            let within = input.map_to(if both { "gt.Scalar" } else { "lt.Scalar" }, Dtype::Bool);
+            if both {
+                let below = input.map_to("lt.Scalar", Dtype::Bool);
+                within.change("logical_and_.default", &[&below]);
+                return gradient.where_or(&within, &zero);
+            }
+            gradient.where_or(&within, &zero)
+        })
+    }
+
+    /// The tensor where a condition is true, another elsewhere; not differentiated.
+    fn where_or(&self, condition: &Tensor, other: &Tensor) -> Tensor {
+        let out = condition.elementwise("where.self", &[self], self.dtype());
+        self.tape().launch_one(Kernel::new("where.self", &[condition, self, other], vec![out]))
     }
 
     /// Keeps every element between two numbers that are tensors.

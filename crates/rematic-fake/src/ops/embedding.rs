@@ -5,10 +5,19 @@ use crate::kernel::{Derivative, Kernel, Out, Slot};
 use crate::tensor::Tensor;
 
 impl Tensor {
-    /// The elements of the last dimension at these places; of whole numbers.
+    /// The elements of the last dimension at these places.
     pub(crate) fn gather_last(&self, places: &Tensor) -> Tensor {
         let layout = Layout::contiguous(self.dtype(), places.shape());
-        self.tape().launch_one(Kernel::new("gather.default", &[self, places], vec![Out::New(layout)]))
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let (gradient, places) = (gradients.output(), &gradients.saved[1]);
+            let zeros = gradient.new_zeros(own.clone());
+            let kernel = Kernel::new("scatter_add.default", &[&zeros, places, gradient], vec![Out::New(own)]);
+            vec![Some(gradients.tape.launch_one(kernel))]
+        });
+        let kernel = Kernel::new("gather.default", &[self, places], vec![Out::New(layout)]);
+        let saves = vec![Slot::Input(self), Slot::Input(places)];
+        self.tape().launch_differentiable(kernel, Derivative { inputs: &[self], saves, backward }).swap_remove(0)
     }
 
     /// The rows of `self` that `indices` name.

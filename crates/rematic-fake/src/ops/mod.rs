@@ -4,6 +4,7 @@
 
 mod attention;
 mod chunked;
+mod complex;
 mod convolution;
 mod elementwise;
 mod embedding;

@@ -40,7 +40,10 @@ impl Tensor {
     /// The sum over one dimension, which stays with extent 1 or goes.
     pub(crate) fn sum_dim(&self, dim: isize, keep: bool) -> Tensor {
         let axis = self.axis(dim);
-        let layout = Layout::contiguous(self.dtype(), &self.reduced_shape(&[axis], keep));
+        // Autocast asks for single precision.
+        let is_raised = self.tape().autocast_dtype().is_some() && matches!(self.dtype(), Dtype::Bf16 | Dtype::F16);
+        let dtype = if is_raised { Dtype::F32 } else { self.dtype() };
+        let layout = Layout::contiguous(dtype, &self.reduced_shape(&[axis], keep));
         let shape = self.shape().to_vec();
         let backward = Box::new(move |gradients: &Gradients<'_>| {
             let gradient = gradients.output();
@@ -54,6 +57,10 @@ impl Tensor {
     /// Undoes broadcasting: sums the dimensions that `shape` does not have or has with extent 1. Not differentiated.
     /// Takes the tensor, because it goes as soon as it is summed.
     pub(crate) fn sum_to(self, shape: &[u64]) -> Tensor {
+        if shape.is_empty() {
+            let layout = Layout::contiguous(self.dtype(), &[]);
+            return self.tape().launch_one(Kernel::new("sum.default", &[&self], vec![Out::New(layout)]));
+        }
         let leading = self.shape().len().saturating_sub(shape.len());
         let dims: Vec<usize> = (0..self.shape().len())
             .filter(|&dim| dim < leading || shape[dim - leading] == 1 && self.shape()[dim] != 1)

@@ -28,6 +28,38 @@ impl Tensor {
         (outputs.swap_remove(0), places)
     }
 
+    /// The largest of the last dimension, which stays with extent 1 or goes.
+    pub(crate) fn max_last(&self, keep: bool) -> Tensor {
+        let last = self.shape().len().saturating_sub(1);
+        let shape = self.reduced_shape(&[last], keep);
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let (gradient, places) = (gradients.output(), &gradients.saved[0]);
+            if keep {
+                return vec![Some(gradient.new_zeros(own).with_values_at(places, gradient))];
+            }
+            let gradient = gradient.unsqueeze(-1);
+            let places = places.unsqueeze(-1);
+            vec![Some(gradient.new_zeros(own).with_values_at(&places, &gradient))]
+        });
+        let layouts = [self.dtype(), Dtype::I64].map(|dtype| Out::New(Layout::contiguous(dtype, &shape)));
+        let kernel = Kernel::new("max.dim", &[self], layouts.into());
+        let derivative = Derivative { inputs: &[self], saves: vec![Slot::Auxiliary(1)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// `self += other`.
+    pub(crate) fn added_in_place(self, other: &Tensor) -> Tensor {
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            let gradient = gradients.output();
+            gradients.wanted.iter().map(|wanted| wanted.then(|| gradient.clone())).collect()
+        });
+        let outputs = vec![Out::View(&self, self.layout().clone())];
+        let kernel = Kernel::new("add_.Tensor", &[&self, other], outputs).mutating(&[&self]);
+        let derivative = Derivative { inputs: &[&self, other], saves: vec![], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     fn with_values_at(self, places: &Tensor, values: &Tensor) -> Tensor {
         let out = Out::New(self.layout().clone());
         self.tape().launch_one(Kernel::new("scatter.src", &[&self, places, values], vec![out]))
@@ -94,6 +126,24 @@ impl Tensor {
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
+    /// The vectors at these places of the first and the second dimension.
+    pub(crate) fn at_two(&self, first: &Tensor, second: &Tensor) -> Tensor {
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let [first, second] = gradients.saved else { return vec![] };
+            let gradient = gradients.output();
+            let zeros = gradient.new_zeros(own.clone());
+            let kernel = Kernel::new("index_put.default", &[&zeros, first, second, gradient], vec![Out::New(own)]);
+            vec![Some(gradients.tape.launch_one(kernel))]
+        });
+        let mut shape = first.shape().to_vec();
+        shape.extend(self.shape().iter().skip(2));
+        let out = Out::New(Layout::contiguous(self.dtype(), &shape));
+        let kernel = Kernel::new("index.Tensor", &[self, first, second], vec![out]);
+        let saves = vec![Slot::Input(first), Slot::Input(second)];
+        self.tape().launch_differentiable(kernel, Derivative { inputs: &[self], saves, backward }).swap_remove(0)
+    }
+
     /// Writes values at these places, of a tensor without gradient.
     pub(crate) fn put_at(&self, places: &Tensor, values: &Tensor) {
         let outputs = vec![Out::View(self, self.layout().clone())];
@@ -114,6 +164,7 @@ impl Tensor {
         saves.push(Slot::Input(ends));
         let out = padded(self.dtype(), &[*rows, *columns]);
         let own = [matrices.shape()[0], *columns, *inner];
+        let is_flipped = matrices.layout().strides.get(1) == Some(&1);
         let backward = Box::new(move |gradients: &Gradients<'_>| {
             let gradient = gradients.output();
             let Some(ends) = gradients.saved.last() else { return vec![] };
@@ -122,6 +173,10 @@ impl Tensor {
                 left.tape().launch_one(Kernel::new(NAME, &[left, right, ends], outputs))
             };
             let for_matrices = factors.left_for_right(gradients).map(|rows| {
+                if !is_flipped {
+                    let flipped = rows.transpose(-2, -1);
+                    return product(&flipped, gradient, &[own[0], own[2], own[1]]);
+                }
                 let transposed = {
                     let flipped = gradient.transpose(-2, -1);
                     product(&flipped, rows, &own)

@@ -1,5 +1,6 @@
 use rematic_trace::{Dtype, Layout};
 
+use super::elementwise::promoted;
 use crate::autograd::Gradients;
 use crate::error::FakeError;
 use crate::kernel::{Derivative, Kernel, Out};
@@ -44,6 +45,22 @@ fn view_strides(layout: &Layout, shape: &[u64]) -> Option<Vec<u64>> {
     (target == 0).then_some(strides)
 }
 
+/// `CopySlices::apply`: the gradient of what was there before, and that of the part which was written.
+fn part_gradients(gradients: &Gradients<'_>, whole: Layout, part: Layout, dtype: Dtype) -> Vec<Option<Tensor>> {
+    let (tape, gradient) = (gradients.tape, gradients.output());
+    let result = tape.launch_one(Kernel::new("new_empty_strided.default", &[gradient], vec![Out::New(whole)]));
+    result.change("copy_.default", &[gradient]);
+    let slice = tape.launch_one(Kernel::view("as_strided.default", &result, vec![Out::View(&result, part)]));
+    let mut copy = slice.clone_contiguous();
+    if !gradients.wanted[0] {
+        return vec![None, Some(copy.to(dtype))];
+    }
+    let zeros = copy.map("zeros_like.default");
+    copy = copy.to(dtype);
+    slice.change("copy_.default", &[&zeros]);
+    vec![Some(result), Some(copy)]
+}
+
 /// The layout of tensors that are joined along a dimension, if they can be.
 fn joined(tensors: &[&Tensor], dim: isize) -> Option<Layout> {
     let (first, others) = tensors.split_first()?;
@@ -57,7 +74,8 @@ fn joined(tensors: &[&Tensor], dim: isize) -> Option<Layout> {
         let extent = shape.get_mut(axis)?;
         *extent = extent.saturating_add(other.size(dim));
     }
-    (axis < shape.len()).then(|| Layout::contiguous(first.dtype(), &shape))
+    let dtype = tensors.iter().fold(first.dtype(), |dtype, tensor| promoted(dtype, tensor.dtype()));
+    (axis < shape.len()).then(|| Layout::contiguous(dtype, &shape))
 }
 
 impl Tensor {
@@ -262,6 +280,48 @@ impl Tensor {
             vec![Some(gradients.tape.launch_one(Kernel::new("cat.default", &parts, vec![Out::New(full)])))]
         });
         self.tape().launch_differentiable(kernel, Derivative { inputs: &[self], saves: vec![], backward })
+    }
+
+    /// What is before and behind a place of the last dimension.
+    pub(crate) fn split_at(&self, place: u64) -> (Tensor, Tensor) {
+        let (axis, extent) = (self.axis(-1), self.size(-1));
+        if place > extent || self.shape().is_empty() {
+            let _ = self.misfit("split_with_sizes.default", "the place must lie inside the dimension");
+            return (self.clone(), self.clone());
+        }
+        let parts = [self.sliced(axis, 0, place), self.sliced(axis, place, extent)];
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let parts: Vec<&Tensor> = gradients.outputs.iter().flatten().collect();
+            vec![Some(gradients.tape.launch_one(Kernel::new("cat.default", &parts, vec![Out::New(own)])))]
+        });
+        let outputs = parts.map(|layout| Out::View(self, layout)).into();
+        let kernel = Kernel::view("split_with_sizes.default", self, outputs);
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        let mut made = self.tape().launch_differentiable(kernel, derivative);
+        let second = made.swap_remove(1);
+        (made.swap_remove(0), second)
+    }
+
+    /// Memory of this shape, of the same type, that holds nothing yet.
+    pub(crate) fn new_empty(&self, shape: &[u64]) -> Tensor {
+        let layout = Layout::contiguous(self.dtype(), shape);
+        self.tape().launch_one(Kernel::new("new_empty.default", &[self], vec![Out::New(layout)]))
+    }
+
+    /// The tensor with `part` written into its last dimension from `start` on. Autograd makes one node of it (`CopySlices`), which
+    /// takes the gradient of the whole apart.
+    pub(crate) fn with_part(self, start: u64, part: &Tensor) -> Tensor {
+        let tape = self.tape().clone();
+        let end = start.saturating_add(part.size(-1));
+        let slice = tape.no_grad(|| self.slice(-1, start, end));
+        let (whole, own) = (self.layout().clone(), slice.layout().clone());
+        let dtype = part.dtype();
+        let backward = Box::new(move |gradients: &Gradients<'_>| part_gradients(gradients, whole, own, dtype));
+        let outputs = vec![Out::View(&slice, slice.layout().clone())];
+        let kernel = Kernel::new("copy_.default", &[&slice, part], outputs).mutating(&[&slice]);
+        let derivative = Derivative { inputs: &[&self, part], saves: vec![], backward };
+        tape.launch_on(kernel, derivative, &self)
     }
 
     /// `N` equal pieces along a dimension.

@@ -136,7 +136,6 @@ impl Traffic {
         gradients: &[(StorageId, &Weight)],
         dtype: Dtype,
     ) -> StorageId {
-        self.drop_packed(made);
         let Streams { scatters, reduces, .. } = self.streams;
         let elements: u64 = gradients.iter().map(|(_, weight)| weight.padded).sum();
         let whole = elements.saturating_mul(u64::from(self.ranks));

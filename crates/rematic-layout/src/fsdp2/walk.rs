@@ -304,6 +304,8 @@ impl<'a> Walk<'a> {
         if let Some(flat) = self.units[unit].ahead.take() {
             self.made.push(Event::Drop(flat));
         }
+        // Also by a unit that has none to reduce.
+        self.traffic.drop_packed(&mut self.made);
         let gradients = std::mem::take(&mut self.units[unit].gradients);
         if gradients.is_empty() {
             return;

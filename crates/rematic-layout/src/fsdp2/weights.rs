@@ -59,8 +59,9 @@ impl Walk<'_> {
         if self.weights.is_empty() {
             return Err(Fsdp2Error::NoParameters);
         }
-        let is_mixed = |dtype: Dtype| self.weights.iter().any(|weight| weight.layout.dtype.size() < dtype.size());
-        if self.how.shards.is_none_or(is_mixed) { Ok(()) } else { Err(Fsdp2Error::NotMixed) }
+        let mut floats = self.weights.iter().map(|weight| weight.layout.dtype).filter(|dtype| dtype.is_float());
+        let mut is_mixed = |shards: Dtype| floats.all(|dtype| dtype.size() < shards.size());
+        if self.how.shards.is_none_or(&mut is_mixed) { Ok(()) } else { Err(Fsdp2Error::NotMixed) }
     }
 
     fn weight(&mut self, layout: &Layout) -> Weight {

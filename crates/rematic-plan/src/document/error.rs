@@ -165,6 +165,24 @@ pub enum DocumentError {
         /// What it says.
         found: u32,
     },
+    /// Runs in a version that has none.
+    #[error("{} is not valid: it has runs of calls, which version {found} of the format has not; plan again", path.display())]
+    RunsVersion {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        found: u32,
+    },
+    /// Runs beside variants.
+    #[error(
+        "{} is not valid: it has variants and checkpoints `{module}` as one; plan without runs (runs=False)", path.display()
+    )]
+    RunsInVariants {
+        /// The file.
+        path: PathBuf,
+        /// The first and the last module of the run.
+        module: String,
+    },
     /// Two variants of one name.
     #[error("{} is not valid: two of its variants are called `{name}`; plan again", path.display())]
     SameName {
@@ -208,6 +226,19 @@ pub enum DocumentError {
         call: usize,
         /// How many calls there are.
         calls: usize,
+    },
+    /// Calls that do not follow one another.
+    #[error(
+        "the plan is for another step, of {planned}: it checkpoints `{run}` as one, but in this step `{module}` is not called right \
+         after the one before it, with what that returned; plan again for this one"
+    )]
+    NotARun {
+        /// The model that the plan says it is for.
+        planned: String,
+        /// The first and the last module of the run.
+        run: String,
+        /// The call that does not follow.
+        module: String,
     },
     /// Another operator than the plan expects.
     #[error(

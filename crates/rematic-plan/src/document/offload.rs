@@ -6,7 +6,7 @@ use rematic_replay::{Checkpoint, Moves, Regions, moved};
 use rematic_trace::{Bytes, Decision, Millis, StepTrace};
 use serde::{Deserialize, Serialize};
 
-use super::{DocumentError, OFFLOAD_VERSION, PlanDocument, PlannedRegion, SINGLE_VERSION};
+use super::{DocumentError, OFFLOAD_VERSION, PlanDocument, PlannedRegion};
 use crate::offload::Movable;
 use crate::{Problem, Solution};
 
@@ -69,12 +69,6 @@ impl PlannedMoves {
 }
 
 impl PlanDocument {
-    /// The version of the format of a plan for one step that offloads, or does not.
-    #[must_use]
-    pub fn version_of(offloads: bool) -> u32 {
-        if offloads { OFFLOAD_VERSION } else { SINGLE_VERSION }
-    }
-
     /// What the step takes longer under the plan: recomputation, and waiting for copies.
     #[must_use]
     pub fn extra_ms(&self) -> Millis {
@@ -91,13 +85,15 @@ impl PlanDocument {
         if let Some(found) = self.variants.iter().flat_map(|variant| &variant.regions).find_map(offloads) {
             return Err(fault(found, "a plan with variants offloads nothing"));
         }
+        let has_runs = self.regions.iter().any(|region| !region.then.is_empty());
         for region in &self.regions {
             let found = offloads(region);
             let has_moves = region.offload.is_some();
             match found {
                 Some(found) if self.version < OFFLOAD_VERSION => {
-                    return Err(fault(found, "versions of the format before 3 do not have that"));
+                    return Err(fault(found, "versions of the format before 4 do not have that"));
                 }
+                Some(found) if has_runs => return Err(fault(found, "a plan with runs of calls offloads nothing")),
                 Some(found) if !has_moves || self.offload.is_none() => {
                     return Err(fault(found, "`offload`, which says how much moves and when, is missing"));
                 }
@@ -141,7 +137,7 @@ impl PlanDocument {
             self.regions.iter().map(|region| PlannedRegion { offload: None, policy: Vec::new(), ..region.clone() }).collect();
         PlannedMoves::write(trace, regions, checkpoints, &mut expected);
         for ((checkpoint, planned), expected) in checkpoints.iter().zip(&self.regions).zip(&expected) {
-            let region = &regions.all()[checkpoint.region];
+            let region = regions.region(checkpoint.region);
             for &op in &checkpoint.offloaded {
                 if let Some(why) = movable.why_not(trace, region, op) {
                     return Err(DocumentError::CannotOffload {

@@ -47,18 +47,21 @@ pub struct Bundle {
 #[must_use]
 pub fn bundles(trace: &StepTrace, writes: &Writes, region: &Region) -> Option<Vec<Bundle>> {
     let again = runs_again(trace, region);
-    let call = trace.call(region.call);
-    let given_changes = |storage: &StorageId| writes.change(*storage, region.ops.start, again);
-    if call.inputs.iter().chain(&call.keywords).any(given_changes)
-        || writes.change_parameters(region.module, region.ops.end, again)
-    {
-        return None;
+    let born_inside = |storage: StorageId| trace.storages()[storage].birth.filter(|birth| region.contains(*birth));
+    // What one call of a run hands to the next is made again.
+    let given_changes =
+        |storage: &StorageId| born_inside(*storage).is_none() && writes.change(*storage, region.ops.start, again);
+    for call in region.calls().map(|call| trace.call(call)) {
+        if call.inputs.iter().chain(&call.keywords).any(given_changes)
+            || writes.change_parameters(call.module, region.ops.end, again)
+        {
+            return None;
+        }
     }
     let mut ties = Ties::new(region.ops.len());
     let mut must_save = vec![false; region.ops.len()];
     let mut must_run = vec![false; region.ops.len()];
     let changes_behind = |storage: StorageId| writes.change(storage, region.ops.end, again);
-    let born_inside = |storage: StorageId| trace.storages()[storage].birth.filter(|birth| region.contains(*birth));
     let mut first_random = None;
     // Per storage, what has read it and is not yet tied to a change of it.
     let mut readers: HashMap<StorageId, Vec<usize>> = HashMap::new();

@@ -5,7 +5,7 @@ mod model;
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
-use rematic_trace::StepTrace;
+use rematic_trace::{Op, Phase, StepTrace};
 
 use super::{Draft, Search};
 use crate::search::Goal;
@@ -43,6 +43,19 @@ fn a_draft_agrees_with_the_replay_on_random_models() {
         let Some(trace) = model::step_with(seed, 20) else { continue };
         agrees(&format!("seed {seed}"), &problem(trace), 60);
     }
+}
+
+#[test]
+fn a_draft_agrees_with_the_replay_where_memory_is_changed_in_place() {
+    let mut changed = 0;
+    for seed in 0..120 {
+        let Some(trace) = model::step_in_place(seed, 20) else { continue };
+        assert_eq!(trace.validate(), Ok(()), "seed {seed}");
+        let in_place = |op: &Op| op.phase == Phase::Forward && !trace.mutates(op).is_empty();
+        changed += trace.ops().iter().filter(|op| in_place(op)).count();
+        agrees(&format!("seed {seed} in place"), &problem(trace), 60);
+    }
+    assert!(changed > 300, "{changed}");
 }
 
 #[test]

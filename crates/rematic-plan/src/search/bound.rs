@@ -6,8 +6,9 @@
 //!
 //! - What a checkpointed region makes lives at least until all outside of it have let go, and to the end of its use if it is
 //!   saved; what recomputation makes anew lives as it does.
-//! - What a region is given lives at least until its backward is over. That counts only where no two regions beside each other
-//!   are given the same, and the maker's saving it counts from where that ends.
+//! - What a region is given lives at least until its backward is over. Where several hold the same longer than the plain step
+//!   does (those that are given it, and the one that makes and saves it), each bears a part of what that costs
+//!   ([`Shares`]): one of them alone bears less than it costs, and all together not more.
 //!
 //! So every region decides by itself, item by item, and regions that contain each other exclude each other: one pass over them.
 //!
@@ -19,10 +20,18 @@
 
 use std::ops::Range;
 
-use rematic_trace::{Category, Event, OpId, Table};
+use rematic_replay::Checkpoint;
+use rematic_trace::{Bytes, Category, Event, OpId, StorageId, Table};
 
+use super::prices::{Part, Prices};
+use super::shares::{Share, Shares};
 use super::{Axis, Lives};
 use crate::problem::Problem;
+
+/// How much the plan counts when what is held by several is shared anew, beside how often the cheapest plans hold it.
+const SHARINGS: [f64; 3] = [1.0, 0.1, 0.0];
+/// Where less than this share is open, it is not.
+const WORTH_SHARING: f64 = 0.005;
 
 /// Bytes more (or less) in use from one span of moments to before another.
 #[derive(Clone, Copy)]
@@ -33,6 +42,7 @@ pub(super) struct Change {
 }
 
 /// What one item costs: if it is saved, and if it is recomputed.
+#[derive(Clone)]
 pub(super) struct Choice {
     pub(super) time: f64,
     pub(super) saved: Range<usize>,
@@ -40,6 +50,7 @@ pub(super) struct Choice {
 }
 
 /// What a region costs, beside its items.
+#[derive(Clone)]
 pub(super) struct Offer {
     pub(super) time: f64,
     pub(super) fixed: Range<usize>,
@@ -47,6 +58,7 @@ pub(super) struct Offer {
 }
 
 /// What every plan of a problem changes at which moments.
+#[derive(Clone)]
 pub(crate) struct Bound {
     /// By node.
     pub(super) offers: Vec<Offer>,
@@ -55,21 +67,24 @@ pub(crate) struct Bound {
     pub(super) changes: Vec<Change>,
     /// By span of moments between which no life begins or ends: the most bytes in use in the plain step.
     pub(super) plain: Vec<f64>,
+    shares: Shares,
 }
 
 impl Bound {
     pub(crate) fn new(problem: &Problem) -> Self {
         let (axis, lives) = problem.moments_of_plans();
-        let counted = counted_readers(problem, lives);
+        let regions: Vec<Region> = (0..problem.nodes.len()).map(|index| region(problem, axis, lives, index)).collect();
+        let parts = regions.iter().flat_map(Region::parts);
+        let held = parts.filter_map(|part| Some((part.held?, part.from, part.until)));
         let mut bound = Bound {
             offers: Vec::with_capacity(problem.nodes.len()),
             choices: Vec::new(),
             changes: Vec::new(),
             plain: Vec::new(),
+            shares: Shares::new(lives.storages.len(), held),
         };
-        for index in 0..problem.nodes.len() {
-            bound.add(region(problem, axis, lives, &counted, index));
-        }
+        regions.into_iter().for_each(|region| bound.add(region));
+        bound.shares.sort();
         let restored = after_restore(problem);
         let height = |&(op, before): &(OpId, bool)| match before {
             true if restored[op] => 0.0,
@@ -80,21 +95,85 @@ impl Bound {
         bound
     }
 
+    /// Prices with what is held by several shared among those that hold it under a plan, and then as the cheapest plans at the
+    /// prices so far hold it; with the bound that they are for.
+    pub(crate) fn shared_prices(
+        &self,
+        problem: &Problem,
+        parts: &[Part],
+        budget: Bytes,
+        (plan, known): (&[Checkpoint], f64),
+    ) -> (Bound, Prices) {
+        let under_plan = self.holds(problem, plan);
+        let near = self.with_shares(problem, |node, choice| f64::from(u8::from(under_plan(node, choice))));
+        let mut best = (near.prices(problem, parts, budget, known), near);
+        for weight in SHARINGS {
+            if self.shares.are_none() || best.0.bound >= known * (1.0 - WORTH_SHARING) {
+                break;
+            }
+            let usage = best.0.usage.clone();
+            let near = self.with_shares(problem, |node, choice| {
+                weight * f64::from(u8::from(under_plan(node, choice))) + usage.of(node, choice)
+            });
+            let prices = near.prices(problem, parts, budget, known);
+            if prices.bound > best.0.bound {
+                best = (prices, near);
+            }
+        }
+        (best.1, best.0)
+    }
+
+    /// Whether a node is chosen in a plan, and saves a choice.
+    fn holds(&self, problem: &Problem, plan: &[Checkpoint]) -> impl Fn(usize, Option<usize>) -> bool {
+        let mut chosen = vec![false; self.offers.len()];
+        let mut saved = vec![false; self.choices.len()];
+        for checkpoint in plan {
+            let Ok(index) = problem.nodes.binary_search_by_key(&checkpoint.region, |node| node.region) else {
+                continue;
+            };
+            let node = &problem.nodes[index];
+            let is_saved = |op: &usize| checkpoint.saved.binary_search(&OpId::new(node.start + op)).is_ok();
+            chosen[index] = true;
+            for (choice, item) in self.offers[index].choices.clone().zip(&node.candidate.items) {
+                saved[choice] = item.ops.iter().all(is_saved);
+            }
+        }
+        move |node, choice| choice.map_or(chosen[node], |choice| saved[choice])
+    }
+
+    fn with_shares(&self, problem: &Problem, holds: impl Fn(usize, Option<usize>) -> f64) -> Bound {
+        let mut shared = self.clone();
+        self.shares.share(problem, holds, |change, bytes| shared.changes[change].bytes = bytes);
+        shared
+    }
+
     fn add(&mut self, region: Region) {
-        let changes = &mut self.changes;
-        let mut list = |more: Vec<(usize, usize, i64)>| {
-            let start = changes.len();
-            let moment = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
-            let change =
-                |(from, until, bytes)| Change { from: moment(from), until: moment(until), bytes: bytes as f64 };
-            changes.extend(more.into_iter().filter(|(from, until, _)| from < until).map(change));
-            start..changes.len()
-        };
-        let (fixed, first) = (list(region.fixed), self.choices.len());
+        let node = self.offers.len();
+        let (fixed, first) = (self.list(region.fixed, node, None), self.choices.len());
         for item in region.items {
-            self.choices.push(Choice { time: item.time, saved: list(item.saved), again: list(item.again) });
+            let choice = self.choices.len();
+            let saved = self.list(item.saved, node, Some(choice));
+            let again = self.list(item.again, node, None);
+            self.choices.push(Choice { time: item.time, saved, again });
         }
         self.offers.push(Offer { time: region.time, fixed, choices: first..self.choices.len() });
+    }
+
+    fn list(&mut self, parts: Vec<Piece>, node: usize, choice: Option<usize>) -> Range<usize> {
+        let start = self.changes.len();
+        let moment = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
+        for part in parts.into_iter().filter(|part| part.from < part.until) {
+            let bytes = part.bytes as f64;
+            let Some(storage) = part.held.filter(|storage| self.shares.are_shared(*storage)) else {
+                self.changes.push(Change { from: moment(part.from), until: moment(part.until), bytes });
+                continue;
+            };
+            for (from, until) in self.shares.pieces(storage, part.from, part.until) {
+                self.shares.add(Share { storage, until, node, choice, change: self.changes.len(), bytes });
+                self.changes.push(Change { from: moment(from), until: moment(until), bytes: 0.0 });
+            }
+        }
+        start..self.changes.len()
     }
 
     /// Joins moments between which no life begins or ends: of those only the highest matters.
@@ -141,39 +220,39 @@ fn after_restore(problem: &Problem) -> Table<OpId, bool> {
 /// What a region costs, and each of its items.
 struct Region {
     time: f64,
-    fixed: Vec<(usize, usize, i64)>,
+    fixed: Vec<Piece>,
     items: Vec<Item>,
 }
 
 struct Item {
     time: f64,
-    saved: Vec<(usize, usize, i64)>,
-    again: Vec<(usize, usize, i64)>,
+    saved: Vec<Piece>,
+    again: Vec<Piece>,
 }
 
-/// By storage: whether those that are given it all overlap, so that only one of them is checkpointed.
-fn counted_readers(problem: &Problem, lives: &Lives) -> Vec<bool> {
-    let mut counted = vec![true; lives.storages.len()];
-    let mut first_end = vec![usize::MAX; lives.storages.len()];
-    // In the order in which they begin.
-    for (node, own) in problem.nodes.iter().zip(&lives.nodes) {
-        for input in &own.inputs {
-            let end = &mut first_end[input.index()];
-            counted[input.index()] &= node.start < *end;
-            *end = node.end.min(*end);
-        }
+/// Bytes more (or less) in use from one moment to before another.
+struct Piece {
+    from: usize,
+    until: usize,
+    bytes: i64,
+    /// If others may hold them too: what they are.
+    held: Option<StorageId>,
+}
+
+impl Region {
+    fn parts(&self) -> impl Iterator<Item = &Piece> {
+        self.fixed.iter().chain(self.items.iter().flat_map(|item| &item.saved))
     }
-    counted
 }
 
-fn region(problem: &Problem, axis: &Axis, lives: &Lives, counted: &[bool], index: usize) -> Region {
+fn region(problem: &Problem, axis: &Axis, lives: &Lives, index: usize) -> Region {
     let node = &problem.nodes[index];
     let (block, own) = (&axis.blocks[index], &lives.nodes[index]);
     let mut region = Region { time: 0.0, fixed: Vec::new(), items: Vec::new() };
-    for input in own.inputs.iter().filter(|input| counted[input.index()]) {
+    for &input in &own.inputs {
         let life = &lives.storages[input.index()];
         if own.over > life.plain {
-            region.fixed.push((life.plain, own.over, life.bytes));
+            region.fixed.push(Piece { from: life.plain, until: own.over, bytes: life.bytes, held: Some(input) });
         }
     }
     // What is done with each operator: an item of it, always saved, or always recomputed.
@@ -201,17 +280,11 @@ fn region(problem: &Problem, axis: &Axis, lives: &Lives, counted: &[bool], index
         let end = |op: &OpId| if permanent { 0 } else { lives.unsaved[op.index()] };
         let released = outside.map(end).fold(life.dropped, usize::max);
         let kept = released.max(if birth.reached { birth.until } else { own.over });
-        // Where those beside it that are given the storage count what that adds, it counts only what comes behind.
-        let beside = |reader: &&u32| {
-            let reader = &problem.nodes[**reader as usize];
-            reader.end <= node.start || node.end <= reader.start
-        };
-        let readers = lives.readers(birth.storage).iter().filter(beside).filter(|_| counted[birth.storage.index()]);
-        let added = readers.map(|reader| lives.nodes[*reader as usize].over).fold(life.plain, usize::max);
-        let saved = if kept > life.plain { (added, kept, life.bytes) } else { change(life.plain, kept, life.bytes) };
-        let mut again = vec![change(life.plain, released, life.bytes)];
+        let saved = Piece { held: (kept > life.plain).then_some(birth.storage), ..part(life.plain, kept, life.bytes) };
+        let mut again = vec![part(life.plain, released, life.bytes)];
         if birth.reached {
-            again.push((birth.from, birth.until.max(birth.from), life.bytes));
+            let until = birth.until.max(birth.from);
+            again.push(Piece { from: birth.from, until, bytes: life.bytes, held: None });
         }
         let op = birth.op - node.start;
         match item_of[op] {
@@ -227,6 +300,7 @@ fn region(problem: &Problem, axis: &Axis, lives: &Lives, counted: &[bool], index
 }
 
 /// What lives until another moment than in the plain step.
-fn change(plain: usize, until: usize, bytes: i64) -> (usize, usize, i64) {
-    if until < plain { (until, plain, -bytes) } else { (plain, until, bytes) }
+fn part(plain: usize, until: usize, bytes: i64) -> Piece {
+    let (from, until, bytes) = if until < plain { (until, plain, -bytes) } else { (plain, until, bytes) };
+    Piece { from, until, bytes, held: None }
 }

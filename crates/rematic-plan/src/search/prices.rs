@@ -11,6 +11,14 @@ use super::Bound;
 use super::bound::Change;
 use crate::problem::Problem;
 
+/// The part of a node in some of the plans.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Part {
+    Not,
+    May,
+    Must,
+}
+
 /// How many prices are found one by one, and how often each is halved between what is too little and what is too much.
 const ALONE: usize = 4;
 const HALVINGS: usize = 16;
@@ -19,11 +27,55 @@ const ROUNDS: usize = 160;
 /// After so many rounds without a better bound, steps are halved; when they are this small, prices are as good as they get.
 const PATIENCE: usize = 6;
 const SMALLEST: f64 = 1.0 / 128.0;
+/// What is taken less often than this share of the rounds is seldom taken.
+const SELDOM: f64 = 0.02;
+/// A node with more nodes inside is large.
+const MANY_INSIDE: usize = 8;
 
 /// Prices by span of moments, and the bound that follows.
 pub(crate) struct Prices {
     pub(super) of: Vec<f64>,
     pub(crate) bound: f64,
+    pub(super) usage: Usage,
+}
+
+impl Prices {
+    /// The same parts with the large node that decides most left out, and with it; nothing if there is none.
+    pub(crate) fn split(&self, problem: &Problem, part: &[Part]) -> Option<[Vec<Part>; 2]> {
+        let node = self.usage.undecided(problem).filter(|&node| part[node] == Part::May)?;
+        let (mut without, mut with) = (part.to_vec(), part.to_vec());
+        without[node] = Part::Not;
+        for (index, other) in problem.nodes.iter().enumerate() {
+            if other.start < problem.nodes[node].end && problem.nodes[node].start < other.end {
+                with[index] = Part::Not;
+            }
+        }
+        with[node] = Part::Must;
+        Some([without, with])
+    }
+}
+
+/// How often the cheapest plans on the way took each node, and saved each choice of those.
+#[derive(Clone)]
+pub(super) struct Usage {
+    pub(super) taken: Vec<f64>,
+    pub(super) saved: Vec<f64>,
+    rounds: f64,
+}
+
+impl Usage {
+    /// As a share of all rounds.
+    pub(super) fn of(&self, node: usize, choice: Option<usize>) -> f64 {
+        choice.map_or(self.taken[node], |choice| self.saved[choice]) / self.rounds.max(1.0)
+    }
+
+    /// The node with most inside that is now taken and now not, if that is many.
+    pub(super) fn undecided(&self, problem: &Problem) -> Option<usize> {
+        let inside = |index: &usize| problem.nodes[*index].next - index;
+        let now_and_then = |index: &usize| (SELDOM..=1.0 - SELDOM).contains(&self.of(*index, None));
+        let large = (0..self.taken.len()).filter(|index| inside(index) > MANY_INSIDE).filter(now_and_then);
+        large.max_by_key(|index| (inside(index), std::cmp::Reverse(*index)))
+    }
 }
 
 /// The cheapest plan at some prices.
@@ -33,8 +85,10 @@ pub(super) struct Cheapest {
     /// By node: what it costs by itself, and the least of all that comes from there on.
     pub(super) own: Vec<f64>,
     pub(super) best: Vec<f64>,
-    /// By node, whether it is chosen for that.
+    /// By node, whether it is chosen for that if nothing around it is.
     takes: Vec<bool>,
+    /// The nodes that are chosen.
+    taken: Vec<usize>,
     /// By choice: what it costs if it is saved, and if it is recomputed.
     pub(super) costs: Vec<[f64; 2]>,
     /// Σ λ (plain − B).
@@ -53,6 +107,7 @@ impl Cheapest {
             own: vec![0.0; nodes],
             best: vec![0.0; nodes + 1],
             takes: vec![false; nodes],
+            taken: Vec::new(),
             costs: vec![[0.0; 2]; bound.choices.len()],
             constant: 0.0,
             rises: vec![0.0; spans + 1],
@@ -65,7 +120,7 @@ impl Cheapest {
         &mut self,
         bound: &Bound,
         problem: &Problem,
-        usable: &[bool],
+        part: &[Part],
         budget: f64,
         prices: &[f64],
     ) -> f64 {
@@ -83,8 +138,8 @@ impl Cheapest {
         };
         for (index, offer) in bound.offers.iter().enumerate().rev() {
             self.takes[index] = false;
-            self.best[index] = self.best[index + 1];
-            if !usable[index] {
+            self.best[index] = if part[index] == Part::Must { f64::INFINITY } else { self.best[index + 1] };
+            if part[index] == Part::Not {
                 continue;
             }
             let mut own = offer.time + cost(&offer.fixed);
@@ -111,12 +166,14 @@ impl Cheapest {
                 rises[change.until as usize] -= change.bytes;
             }
         };
+        self.taken.clear();
         let mut index = 0;
         while index < bound.offers.len() {
             if !self.takes[index] {
                 index += 1;
                 continue;
             }
+            self.taken.push(index);
             let offer = &bound.offers[index];
             note(&offer.fixed);
             for at in offer.choices.clone() {
@@ -137,7 +194,7 @@ impl Cheapest {
 struct Climb<'a> {
     bound: &'a Bound,
     problem: &'a Problem,
-    usable: &'a [bool],
+    part: &'a [Part],
     budget: f64,
     cheapest: Cheapest,
     prices: Vec<f64>,
@@ -148,7 +205,7 @@ impl Climb<'_> {
     /// What the cheapest plan costs at the present prices.
     fn value(&mut self) -> f64 {
         self.problem.cancel.check();
-        let value = self.cheapest.price(self.bound, self.problem, self.usable, self.budget, &self.prices);
+        let value = self.cheapest.price(self.bound, self.problem, self.part, self.budget, &self.prices);
         if value > self.best.bound {
             self.best.bound = value;
             self.best.of.copy_from_slice(&self.prices);
@@ -182,6 +239,18 @@ impl Climb<'_> {
         self.prices.copy_from_slice(&self.best.of);
     }
 
+    fn note(&mut self) {
+        let usage = &mut self.best.usage;
+        usage.rounds += 1.0;
+        for &index in &self.cheapest.taken {
+            usage.taken[index] += 1.0;
+            for at in self.bound.offers[index].choices.clone() {
+                let [saved, again] = self.cheapest.costs[at];
+                usage.saved[at] += f64::from(u8::from(saved <= again));
+            }
+        }
+    }
+
     fn together(&mut self, known: f64) {
         let (mut step, mut since) = (1.0, 0);
         for _ in 0..ROUNDS {
@@ -196,6 +265,7 @@ impl Climb<'_> {
             if self.best.bound >= known || step < SMALLEST {
                 return;
             }
+            self.note();
             let moves = |price: f64, over: f64| price > 0.0 || over > 0.0;
             let pairs = self.prices.iter().zip(&self.cheapest.over);
             let length: f64 = pairs.filter(|(price, over)| moves(**price, **over)).map(|(_, over)| over * over).sum();
@@ -211,13 +281,14 @@ impl Climb<'_> {
 }
 
 impl Bound {
-    /// Prices that show a time which no plan of usable nodes within the budget stays below, near to the highest that can be
+    /// Prices that show a time which no plan with these parts within the budget stays below, near to the highest that can be
     /// shown this way; `known` is that of a plan that is within it.
-    pub(crate) fn prices(&self, problem: &Problem, usable: &[bool], budget: Bytes, known: f64) -> Prices {
+    pub(crate) fn prices(&self, problem: &Problem, part: &[Part], budget: Bytes, known: f64) -> Prices {
         let prices = vec![0.0; self.plain.len()];
-        let best = Prices { of: prices.clone(), bound: 0.0 };
+        let usage = Usage { taken: vec![0.0; self.offers.len()], saved: vec![0.0; self.choices.len()], rounds: 0.0 };
+        let best = Prices { of: prices.clone(), bound: 0.0, usage };
         let (budget, cheapest) = (budget.0 as f64, Cheapest::new(self));
-        let mut climb = Climb { bound: self, problem, usable, budget, cheapest, prices, best };
+        let mut climb = Climb { bound: self, problem, part, budget, cheapest, prices, best };
         climb.value();
         for _ in 0..ALONE {
             let over = &climb.cheapest.over;

@@ -10,12 +10,13 @@
 //! left, no plan takes less than T. Otherwise the cheapest that is left is looked at: where it is above the budget, or below it
 //! where bytes have a price, that moment is watched too.
 
+use std::cmp::Ordering;
 use std::ops::Range;
 
 use rematic_replay::Checkpoint;
 use rematic_trace::Bytes;
 
-use super::prices::{Cheapest, Prices};
+use super::prices::{Cheapest, Part, Prices};
 use super::{Bound, bound::Change};
 use crate::problem::Problem;
 
@@ -23,8 +24,15 @@ use crate::problem::Problem;
 const MOST_WATCHED: usize = 8;
 /// Costs closer than this share are equal: sums in another order differ by less.
 const TIE: f64 = 1e-12;
+/// With too many labels, for the work that is left, those that are nearly the same become one, which costs no more than any of them and is nowhere
+/// higher: what is shown is then a little less, and true.
+const FEWEST_LABELS: usize = 100;
+const MOST_LABELS: usize = 8000;
+const MOST_POLICIES: usize = 100;
+/// How near those are at first, as a share of what is open.
+const NEARLY: f64 = 1e-4;
 /// How much of what is open is asked for, one after the other.
-const PARTS: [f64; 4] = [0.125, 0.25, 0.5, 1.0];
+const SHARES: [f64; 4] = [0.125, 0.25, 0.5, 1.0];
 
 /// By watched moment.
 type Heights = [f64; MOST_WATCHED];
@@ -90,7 +98,7 @@ enum Look {
 struct Proof<'a> {
     bound: &'a Bound,
     problem: &'a Problem,
-    usable: &'a [bool],
+    part: &'a [Part],
     budget: f64,
     prices: &'a [f64],
     cheapest: Cheapest,
@@ -98,6 +106,8 @@ struct Proof<'a> {
     before: Vec<f64>,
     watched: Vec<usize>,
     decisions: Vec<Decision>,
+    /// Whether labels that are nearly the same become one where there are too many.
+    joins: bool,
     work: usize,
 }
 
@@ -107,21 +117,26 @@ impl Bound {
     pub(crate) fn prove(
         &self,
         problem: &Problem,
-        usable: &[bool],
+        part: &[Part],
         budget: Bytes,
         prices: &Prices,
         (bound, known): (f64, f64),
         most_work: usize,
     ) -> Proven {
-        let mut proof = Proof::new(self, problem, usable, budget.0 as f64, &prices.of);
+        let mut proof = Proof::new(self, problem, part, budget.0 as f64, &prices.of);
         let mut proven = Proven { bound: prices.bound, plans: Vec::new() };
-        for part in PARTS {
-            let target = prices.bound + part * (known - prices.bound);
+        for share in SHARES {
+            let target = prices.bound + share * (known - prices.bound);
             if target <= proven.bound.max(bound) {
                 continue;
             }
             // More is more work: little is asked for first.
-            let Some(shown) = proof.search(target, most_work, &mut proven) else { break };
+            let mut shown = proof.search(target, most_work / 2, &mut proven);
+            if shown.is_none() && !proof.joins {
+                proof.joins = true;
+                shown = proof.search(target, most_work / 2, &mut proven);
+            }
+            let Some(shown) = shown else { break };
             proven.bound = proven.bound.max(shown);
             if shown < target {
                 break;
@@ -132,15 +147,17 @@ impl Bound {
 }
 
 impl<'a> Proof<'a> {
-    fn new(bound: &'a Bound, problem: &'a Problem, usable: &'a [bool], budget: f64, prices: &'a [f64]) -> Self {
+    fn new(bound: &'a Bound, problem: &'a Problem, part: &'a [Part], budget: f64, prices: &'a [f64]) -> Self {
         let mut cheapest = Cheapest::new(bound);
-        cheapest.price(bound, problem, usable, budget, prices);
+        cheapest.price(bound, problem, part, budget, prices);
         let nodes = &problem.nodes;
         let mut before = vec![f64::INFINITY; nodes.len() + 1];
         before[0] = 0.0;
         for (index, node) in nodes.iter().enumerate() {
-            before[index + 1] = before[index + 1].min(before[index]);
-            if usable[index] {
+            if part[index] != Part::Must {
+                before[index + 1] = before[index + 1].min(before[index]);
+            }
+            if part[index] != Part::Not {
                 before[node.next] = before[node.next].min(before[index] + cheapest.own[index]);
             }
         }
@@ -151,7 +168,19 @@ impl<'a> Proof<'a> {
             a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
         });
         let watched = first.into_iter().collect();
-        Proof { bound, problem, usable, budget, prices, cheapest, before, watched, decisions: Vec::new(), work: 0 }
+        Proof {
+            bound,
+            problem,
+            part,
+            budget,
+            prices,
+            cheapest,
+            before,
+            watched,
+            decisions: Vec::new(),
+            joins: false,
+            work: 0,
+        }
     }
 
     /// The highest time up to the target that is shown; `None` if that is too much work.
@@ -168,7 +197,8 @@ impl<'a> Proof<'a> {
                     if over.iter().all(|over| *over <= 0.0) && time < target * (1.0 - TIE) {
                         proven.plans.push(self.plan(&decisions));
                     }
-                    let worst = |span: &usize| over[*span].max(0.0) * self.rate() + self.prices[*span] * over[*span].abs();
+                    let worst =
+                        |span: &usize| over[*span].max(0.0) * self.rate() + self.prices[*span] * over[*span].abs();
                     let open = (0..over.len()).filter(|span| !self.watched.contains(span) && worst(span) > 0.0);
                     let next = open.max_by(|a, b| worst(a).total_cmp(&worst(b)));
                     match next.filter(|_| self.watched.len() < MOST_WATCHED) {
@@ -195,15 +225,20 @@ impl<'a> Proof<'a> {
             policies.push(found);
         }
         let lowest = self.lowest(&policies);
+        let pairs = policies.iter().map(Vec::len).sum::<usize>().max(1);
+        let most = (most_work / pairs).clamp(FEWEST_LABELS, MOST_LABELS);
         let mut labels: Vec<Vec<Label>> = vec![Vec::new(); nodes.len() + 1];
         labels[0].push(self.start());
         for index in 0..nodes.len() {
             let mut here = std::mem::take(&mut labels[index]);
-            self.keep_undominated(&mut here, target);
+            self.keep_undominated(&mut here, most, target);
             let next = nodes[index].next;
             if !policies[index].is_empty() {
                 let room = target - self.cheapest.best[next];
                 self.take(index, &here, &policies[index], (room, &lowest[next]), &mut labels[next]);
+            }
+            if self.part[index] == Part::Must {
+                here.clear();
             }
             let room = target - self.cheapest.best[index + 1];
             here.retain(|label| label.reduced < room && self.may_end(label, &lowest[index + 1]));
@@ -213,7 +248,7 @@ impl<'a> Proof<'a> {
             }
         }
         let last = labels.pop().unwrap_or_default();
-        match last.iter().min_by(|a, b| a.cost.total_cmp(&b.cost)) {
+        match last.iter().filter(|label| label.cost < target).min_by(|a, b| a.cost.total_cmp(&b.cost)) {
             None => Look::Nothing,
             Some(best) => Look::Left(best.cost, self.decided(best.decision)),
         }
@@ -221,8 +256,7 @@ impl<'a> Proof<'a> {
 
     /// Nothing is decided yet.
     fn start(&self) -> Label {
-        let mut start =
-            Label { cost: 0.0, reduced: self.cheapest.constant, over: Heights::default(), decision: NONE };
+        let mut start = Label { cost: 0.0, reduced: self.cheapest.constant, over: Heights::default(), decision: NONE };
         for (over, &span) in start.over.iter_mut().zip(&self.watched) {
             *over = self.bound.plain[span] - self.budget;
         }
@@ -255,7 +289,7 @@ impl<'a> Proof<'a> {
         let (offer, cheapest) = (&self.bound.offers[index], &self.cheapest);
         let others = self.before[index] + cheapest.best[self.problem.nodes[index].next] + cheapest.constant;
         let room = target - others - cheapest.own[index];
-        if !self.usable[index] || room <= 0.0 {
+        if self.part[index] == Part::Not || room <= 0.0 {
             return Some(Vec::new());
         }
         let settled: f64 = offer.choices.clone().map(|at| cheapest.costs[at][0].min(cheapest.costs[at][1])).sum();
@@ -286,7 +320,7 @@ impl<'a> Proof<'a> {
                     policies.push(policy.and(&instead, decision));
                 }
             }
-            self.keep_undominated(&mut policies, target);
+            self.keep_undominated(&mut policies, MOST_POLICIES, target);
             if self.work > most_work {
                 return None;
             }
@@ -299,7 +333,8 @@ impl<'a> Proof<'a> {
     fn lowest(&self, policies: &[Vec<Label>]) -> Vec<Heights> {
         let mut lowest = vec![Heights::default(); policies.len() + 1];
         for (index, policies) in policies.iter().enumerate().rev() {
-            lowest[index] = lowest[index + 1];
+            let must = self.part[index] == Part::Must;
+            lowest[index] = if must { [f64::INFINITY; MOST_WATCHED] } else { lowest[index + 1] };
             let next = lowest[self.problem.nodes[index].next];
             for policy in policies {
                 for (at, lowest) in lowest[index].iter_mut().enumerate() {
@@ -345,7 +380,10 @@ impl<'a> Proof<'a> {
     }
 
     /// Those that no other beats.
-    fn keep_undominated(&mut self, labels: &mut Vec<Label>, target: f64) {
+    fn keep_undominated(&mut self, labels: &mut Vec<Label>, most: usize, target: f64) {
+        if self.watched.len() > 1 {
+            self.join(labels, most, target);
+        }
         labels.sort_by(|a, b| a.cost.total_cmp(&b.cost).then(a.over[0].total_cmp(&b.over[0])));
         let watched = self.watched.len();
         self.work += labels.len();
@@ -356,6 +394,7 @@ impl<'a> Proof<'a> {
                 lowest = lowest.min(label.over[0]);
                 lower
             });
+            self.join(labels, most, target);
             return;
         }
         let mut kept: Vec<Label> = Vec::with_capacity(labels.len());
@@ -374,6 +413,43 @@ impl<'a> Proof<'a> {
         }
         self.work += compared / 8;
         *labels = kept;
+    }
+
+    /// If there are too many, joins those that are nearly the same.
+    fn join(&mut self, labels: &mut Vec<Label>, most: usize, target: f64) {
+        if !self.joins || labels.len() <= most {
+            return;
+        }
+        let overs = labels.iter().map(|label| label.over[0]);
+        let (low, high) = overs.fold((f64::MAX, f64::MIN), |(low, high), over| (low.min(over), high.max(over)));
+        let least = self.cheapest.best[0] + self.cheapest.constant;
+        // Cells of which there are not too many along the first of the watched moments.
+        let mut near = (NEARLY * (target - least)).max((high - low) * self.rate() / (2 * most) as f64);
+        near = near.max(f64::MIN_POSITIVE);
+        while labels.len() > most {
+            self.work += labels.len();
+            // What so much costs, in bytes.
+            let cell = near / self.rate();
+            let place = |label: &Label| label.over.map(|over| (over / cell).floor());
+            let order = |a: &Label, b: &Label| {
+                let (a, b) = (place(a), place(b));
+                a.iter().zip(&b).map(|(a, b)| a.total_cmp(b)).find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
+            };
+            labels.sort_by(|a, b| order(a, b).then(a.cost.total_cmp(&b.cost)));
+            // The cheapest comes first.
+            labels.dedup_by(|next, first| {
+                let same = order(next, first).is_eq();
+                if same {
+                    first.over.iter_mut().zip(&next.over).for_each(|(one, other)| *one = one.min(*other));
+                }
+                same
+            });
+            for label in labels.iter_mut() {
+                let watched = self.watched.iter().zip(&label.over).map(|(&span, over)| self.prices[span] * over);
+                label.reduced = label.cost + watched.sum::<f64>();
+            }
+            near *= 2.0;
+        }
     }
 
     fn decided(&self, mut at: u32) -> Decided {

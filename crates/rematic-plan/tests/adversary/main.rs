@@ -49,30 +49,56 @@ fn plans_are_as_good_as_the_best_that_are_known() {
     }
 }
 
+/// Attacks the plans of a step for some budgets, and the one with the lowest peak; says how many attacks that were.
+fn attack(name: &str, trace: &StepTrace, seed: u64) -> usize {
+    let problem = problem(trace);
+    if problem.regions().all().is_empty() {
+        return 0;
+    }
+    let annealer = Annealer::new(&problem, trace, &costs(trace), &Limits::default());
+    let effort = Effort::Replays(1500);
+    let mut attacks = 0;
+    for budget in budgets(&problem, 2) {
+        let plan = problem.exact(budget).solution;
+        let goal = if plan.replayed.peak > budget { Goal::Peak } else { Goal::Time(budget) };
+        let Some(found) = annealer.attack(goal, &plan.checkpoints, effort, seed) else { continue };
+        attacks += 1;
+        let (time, least) = (plan.replayed.recompute.0, found.recompute.0);
+        assert!(least >= 0.99 * time, "{name}, {} B: {time} ms, {least} ms was found", budget.0);
+    }
+    let least = problem.least();
+    let found = annealer.attack(Goal::Peak, &least.checkpoints, effort, seed).unwrap();
+    assert!(found.peak.0 as f64 >= 0.999 * least.replayed.peak.0 as f64, "{name}: {found:?}");
+    attacks
+}
+
 #[test]
 fn an_annealer_beats_no_plan_by_more_than_a_percent() {
-    let mut attacks = 0;
-    for seed in 300..330 {
-        let Some(trace) = model::step_with(seed, 20) else { continue };
-        let problem = problem(&trace);
-        if problem.regions().all().is_empty() {
-            continue;
-        }
-        let annealer = Annealer::new(&problem, &trace, &costs(&trace), &Limits::default());
-        let effort = Effort::Replays(1500);
-        for budget in budgets(&problem, 2) {
-            let plan = problem.exact(budget).solution;
-            let goal = if plan.replayed.peak > budget { Goal::Peak } else { Goal::Time(budget) };
-            let Some(found) = annealer.attack(goal, &plan.checkpoints, effort, seed) else { continue };
-            attacks += 1;
-            let (time, least) = (plan.replayed.recompute.0, found.recompute.0);
-            assert!(least >= 0.99 * time, "seed {seed}, {} B: {time} ms, {least} ms was found", budget.0);
-        }
-        let least = problem.least();
-        let found = annealer.attack(Goal::Peak, &least.checkpoints, effort, seed).unwrap();
-        assert!(found.peak.0 as f64 >= 0.999 * least.replayed.peak.0 as f64, "seed {seed}: {found:?}");
+    let plain = (300..318).map(|seed| (seed, model::step_with(seed, 20)));
+    let in_place = (300..308).map(|seed| (seed, model::step_in_place(seed, 20)));
+    let mut attacks = attack("nest8", &file("nest8.rmt.zst"), 1);
+    for (seed, trace) in plain.chain(in_place) {
+        attacks += trace.map_or(0, |trace| attack(&format!("seed {seed}"), &trace, seed));
     }
     assert!(attacks > 20, "{attacks}");
+}
+
+#[test]
+fn bounds_are_near() {
+    let mut traces = vec![builtin("gpt2", 2), builtin("llama-3-8b", 4), file("nest8.rmt.zst")];
+    traces.extend((300..312).filter_map(|seed| model::step_in_place(seed, 20)));
+    let mut gaps = Vec::new();
+    for trace in traces {
+        let problem = problem(&trace);
+        for budget in budgets(&problem, 5) {
+            let plan = problem.exact(budget).solution;
+            let gap = 1.0 - plan.lower_bound.0 / plan.replayed.recompute.0;
+            assert!((0.0..0.05).contains(&gap), "{} at {} B: {gap}", trace.origin.model, budget.0);
+            gaps.push(gap);
+        }
+    }
+    gaps.sort_by(f64::total_cmp);
+    assert!(gaps[gaps.len() / 2] < 1e-4, "{gaps:?}");
 }
 
 #[test]

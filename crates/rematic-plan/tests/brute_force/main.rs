@@ -7,7 +7,7 @@ use rematic_cost::{CostRule, Costs, Device};
 use rematic_layout::even_shards;
 use rematic_plan::{Limits, Outcome, Problem};
 use rematic_replay::Allocator;
-use rematic_trace::{Bytes, Millis, Verdict};
+use rematic_trace::{Bytes, Millis, StepTrace, Verdict};
 
 use model::Dice;
 use plans::Plans;
@@ -34,8 +34,8 @@ impl Tally {
     }
 }
 
-fn compare(seed: u64, most: usize, tally: &mut Tally) {
-    let Some(trace) = model::step(seed) else { return };
+fn compare(seed: u64, step: impl Fn(u64) -> Option<StepTrace>, most: usize, tally: &mut Tally) {
+    let Some(trace) = step(seed) else { return };
     assert_eq!(trace.validate(), Ok(()), "seed {seed}");
     let mut dice = Dice::new(seed ^ 0x5eed);
     let device = Device::find(["a100-80", "h100"][dice.roll(2)]).unwrap();
@@ -104,8 +104,9 @@ fn compare(seed: u64, most: usize, tally: &mut Tally) {
 /// The relaxation by itself, which enumeration hides from small problems.
 fn relaxation(problem: &Problem, plans: &Plans, budget: u64, at: &str, tally: &mut Tally) {
     let Some((_, best, best_plan)) = plans.best(budget) else { return };
-    for known in [*best, 3.0 * best] {
-        let bound = problem.bound_by_moments(Bytes(budget), Millis(known)).0;
+    let other = plans.best(problem.baseline().peak.0).map_or(&best_plan[..], |(_, _, plan)| plan);
+    for (known, near) in [(*best, &best_plan[..]), (*best, other), (3.0 * best, &[])] {
+        let bound = problem.bound_by_moments(Bytes(budget), Millis(known), near).0;
         if bound > best * (1.0 + SAME) {
             tally.fault(format!("{at}: the bound by moments says {bound}, the optimum is {best}: {best_plan:?}"));
         }
@@ -129,10 +130,10 @@ fn budgets(plans: &Plans, baseline: u64, least: u64) -> Vec<u64> {
     budgets
 }
 
-fn run(seeds: std::ops::Range<u64>, most: usize) {
+fn run(seeds: std::ops::Range<u64>, step: impl Fn(u64) -> Option<StepTrace>, most: usize) {
     let mut tally = Tally::default();
     for seed in seeds {
-        compare(seed, most, &mut tally);
+        compare(seed, &step, most, &mut tally);
     }
     let summary = format!(
         "{} models, {} plans, {} budgets, {} equal, worst gap {:.3} %, worst distance of the relaxation's bound and the optimum {:.3} ms",
@@ -152,12 +153,23 @@ fn run(seeds: std::ops::Range<u64>, most: usize) {
 
 #[test]
 fn equals_brute_force() {
-    run(0..150, 3000);
+    run(0..150, model::step, 3000);
+}
+
+#[test]
+fn equals_brute_force_where_memory_is_changed_in_place() {
+    run(0..150, |seed| model::step_in_place(seed, 6), 3000);
 }
 
 /// `cargo test --release -p rematic-plan --test brute_force -- --ignored`
 #[test]
 #[ignore = "minutes"]
 fn equals_brute_force_on_many() {
-    run(1000..3000, 30_000);
+    run(1000..3000, model::step, 30_000);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn equals_brute_force_on_many_that_change_in_place() {
+    run(1000..3000, |seed| model::step_in_place(seed, 6), 30_000);
 }

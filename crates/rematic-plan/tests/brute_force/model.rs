@@ -1,5 +1,5 @@
 //! Small random models: nested modules, residuals, tensors used twice, outputs that escape, random operators, views, tied
-//! weights, casts, parts without gradient.
+//! weights, casts, parts without gradient; if wanted, operators that change memory in place.
 
 use rematic_fake::{Dtype, Optimizer, Step, Tape, Tensor, nn};
 use rematic_trace::StepTrace;
@@ -50,12 +50,20 @@ struct Unit {
     /// How many tensors it is given, and returns.
     given: usize,
     returned: usize,
+    /// Whether it returns a sum that its caller changes in place.
+    sums: bool,
 }
 
 struct Size {
     rows: u64,
     width: u64,
+    /// Whether operators may change memory in place.
+    in_place: bool,
 }
+
+/// The operators that [`Unit::run`] knows, and those of them that change nothing in place.
+const KINDS: usize = 17;
+const PLAIN_KINDS: usize = 14;
 
 impl Unit {
     fn new(scope: nn::Scope, size: &Size, dice: &mut Dice, left: &mut usize, depth: usize, tied: &Tensor) -> Unit {
@@ -70,6 +78,7 @@ impl Unit {
             units: Vec::new(),
             given: 1 + dice.roll(2),
             returned: 1 + usize::from(dice.roll(3) == 0),
+            sums: size.in_place && dice.roll(3) == 0,
             scope,
         };
         let moves = 2 + dice.roll(6);
@@ -92,7 +101,10 @@ impl Unit {
                     Move::Unit(unit.units.len() - 1, first)
                 }
                 6 => Move::Forget(first),
-                _ => Move::Op { kind: dice.roll(14), first, second },
+                _ => {
+                    let kind = dice.roll(if size.in_place { KINDS } else { PLAIN_KINDS });
+                    Move::Op { kind, first, second }
+                }
             };
             unit.moves.push(next);
         }
@@ -118,7 +130,14 @@ impl Unit {
                 Move::Unit(unit, first) => {
                     let unit = &self.units[*unit];
                     let inputs: Vec<Tensor> = (0..unit.given).map(|at| pick(first + 3 * at)).collect();
-                    locals.extend(unit.forward(&inputs));
+                    let mut made = unit.forward(&inputs);
+                    drop(inputs);
+                    if unit.sums
+                        && let Some(sum) = made.pop()
+                    {
+                        made.push(sum.relu_in_place());
+                    }
+                    locals.extend(made);
                     continue;
                 }
                 Move::Forget(first) => {
@@ -129,6 +148,10 @@ impl Unit {
                 }
             };
             locals.push(made);
+        }
+        if self.sums {
+            let sum = locals[locals.len() - 1].add(&locals[0]);
+            locals.push(sum);
         }
         let last = locals.len().saturating_sub(self.returned);
         locals.split_off(last)
@@ -148,6 +171,14 @@ impl Unit {
             10 => first.softmax_last(),
             11 => first.to(Dtype::Bf16).to(Dtype::F32),
             12 => self.scope.tape().no_grad(|| first.tanh()).mul(second),
+            14 => first.add(second).relu_in_place(),
+            15 => {
+                // Read as it was before it is changed.
+                let sum = first.add(second);
+                let before = sum.neg();
+                before.add(&sum.relu_in_place())
+            }
+            16 => first.neg().relu_in_place().mul(second),
             _ => {
                 let rows = first.size(0);
                 let width = first.size(1);
@@ -164,12 +195,23 @@ pub(crate) fn step(seed: u64) -> Option<StepTrace> {
 }
 
 /// The step of a random model with at most so many modules with children, or `None` if nothing in it can be trained.
+#[allow(dead_code, reason = "for those who do not change in place")]
 pub(crate) fn step_with(seed: u64, most_units: usize) -> Option<StepTrace> {
+    random_step(seed, most_units, false)
+}
+
+/// The same with operators that change memory in place.
+#[allow(dead_code, reason = "for those who do")]
+pub(crate) fn step_in_place(seed: u64, most_units: usize) -> Option<StepTrace> {
+    random_step(seed, most_units, true)
+}
+
+fn random_step(seed: u64, most_units: usize, in_place: bool) -> Option<StepTrace> {
     let mut dice = Dice::new(seed);
     let tape = Tape::new("random");
     // Large ones are bound by bandwidth, small ones by launches.
     let scale = [1, 40, 3000][dice.roll(3)];
-    let size = Size { rows: (3 + dice.roll(200) as u64) * scale, width: 3 + dice.roll(40) as u64 };
+    let size = Size { rows: (3 + dice.roll(200) as u64) * scale, width: 3 + dice.roll(40) as u64, in_place };
     let root = nn::Scope::root(&tape, "Model", Dtype::F32);
     let tied = root.parameter("tied", &[size.width, size.width]);
     let mut left = 1 + dice.roll(most_units);

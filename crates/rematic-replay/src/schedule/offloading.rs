@@ -41,7 +41,7 @@ impl Moves {
     /// For regions that do not contain each other.
     #[must_use]
     pub fn new(regions: &Regions, checkpoints: &[Checkpoint]) -> Self {
-        let region = |at: usize| &regions.all()[checkpoints[at].region];
+        let region = |at: usize| regions.region(checkpoints[at].region);
         let own: Vec<usize> = (0..checkpoints.len()).collect();
         let (mut leaves_with, mut returns_with) = (own.clone(), own.clone());
         let mut forward = own.clone();
@@ -87,7 +87,7 @@ impl Offloading {
         let storages: Vec<Vec<StorageId>> = checkpoints
             .iter()
             .map(|checkpoint| {
-                let region = &regions.all()[checkpoint.region];
+                let region = regions.region(checkpoint.region);
                 // What is never handed back stays.
                 let is_moved = |op: &&OpId| region.contains(**op) && region.reaches(**op);
                 let saved = |op: &&OpId| checkpoint.saved.binary_search(op).is_ok();
@@ -102,7 +102,7 @@ impl Offloading {
         for (at, &with) in moves.returns_with.iter().enumerate() {
             returning[with].push(at);
         }
-        let end = |at: usize| regions.all()[checkpoints[at].region].events.end;
+        let end = |at: usize| regions.region(checkpoints[at].region).events.end;
         let mut leaving: Vec<(usize, usize)> =
             moves.leaves_with.iter().enumerate().map(|(at, &with)| (end(with), at)).collect();
         leaving.sort_unstable();

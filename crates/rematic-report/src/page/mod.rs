@@ -9,9 +9,9 @@ mod step;
 use std::collections::HashSet;
 
 use rematic_cost::{Costs, Device};
-use rematic_plan::{Explanation, PlanDocument, PlannedMoves, PlannedOffload, PlannedRegion};
+use rematic_plan::{Explanation, PlanDocument, PlannedCall, PlannedMoves, PlannedOffload, PlannedRegion};
 use rematic_replay::{Allocator, Checkpoint, Recording, Regions};
-use rematic_trace::{Bytes, Category, Decision, Millis, Module, StepTrace};
+use rematic_trace::{Bytes, CallId, Category, Decision, Millis, Module, StepTrace};
 use serde::Serialize;
 
 use crate::html::Template;
@@ -82,6 +82,7 @@ pub struct PlanView {
     recompute_ms: Millis,
     lower_bound_ms: Millis,
     forward_bytes: Option<Bytes>,
+    version: u32,
     offload: Option<PlannedOffload>,
     python: (String, String),
     quality: String,
@@ -102,7 +103,13 @@ struct RegionView {
     discard: f64,
     recompute_ms: Millis,
     moves: Option<PlannedMoves>,
+    /// The further calls of a run: their modules, and which of the calls.
+    then: Vec<(usize, usize)>,
 }
+
+/// Module, first operator, bytes freed, number of the policy, which call, share discarded, time of recomputation, and the further
+/// calls of a run.
+type RegionJson<'a> = (usize, usize, Bytes, u64, usize, f64, Millis, &'a [(usize, usize)]);
 
 impl PlanView {
     /// The plan's document, the same as checkpoints, and the step under it.
@@ -115,8 +122,9 @@ impl PlanView {
         recording: &Recording,
         origins: &Origins,
     ) -> Self {
+        let then = |(id, call): (&CallId, &PlannedCall)| (trace.call(*id).module.index(), call.call);
         let view = |(planned, checkpoint): (&PlannedRegion, &Checkpoint)| {
-            let region = &regions.all()[checkpoint.region];
+            let region = regions.region(checkpoint.region);
             let decision = |decision: Decision| match decision {
                 Decision::Save => 's',
                 Decision::Offload => 'o',
@@ -131,6 +139,7 @@ impl PlanView {
                 discard: planned.discard,
                 recompute_ms: planned.recompute_ms,
                 moves: planned.offload,
+                then: region.then.iter().zip(&planned.then).map(then).collect(),
             }
         };
         PlanView {
@@ -139,6 +148,7 @@ impl PlanView {
             recompute_ms: document.recompute_ms,
             lower_bound_ms: document.lower_bound_ms,
             forward_bytes: document.forward_bytes,
+            version: document.version,
             offload: document.offload,
             python: python::parts(document),
             quality: plan::quality(document),
@@ -150,24 +160,26 @@ impl PlanView {
     }
 
     fn json(&self, policies: &mut Numbering<String>) -> PlanJson<'_> {
-        let region = |region: &RegionView| {
-            let RegionView { module, start, freed_bytes, policy, call, discard, recompute_ms, .. } = region;
-            (*module, *start, *freed_bytes, policies.number(policy.clone()), *call, *discard, *recompute_ms)
-        };
+        let regions = self.regions.iter().map(|region| {
+            let RegionView { module, start, freed_bytes, policy, call, discard, recompute_ms, then, .. } = region;
+            let policy = policies.number(policy.clone());
+            (*module, *start, *freed_bytes, policy, *call, *discard, *recompute_ms, then.as_slice())
+        });
+        let regions = regions.collect();
         PlanJson {
             budget_bytes: self.budget_bytes,
             peak_bytes: self.peak_bytes,
             recompute_ms: self.recompute_ms,
             lower_bound_ms: self.lower_bound_ms,
             forward_bytes: self.forward_bytes,
-            version: PlanDocument::version_of(self.offload.is_some()),
+            version: self.version,
             extra_ms: Millis(self.recompute_ms.0 + self.offload.map_or(0.0, |offload| offload.stall_ms.0)),
             offload: self.offload,
             moves: self.offload.map(|_| self.regions.iter().map(|region| region.moves).collect()),
             python: &self.python,
             quality: &self.quality,
             kinds: &self.kinds,
-            regions: self.regions.iter().map(region).collect(),
+            regions,
             residents: &self.residents,
             outline: &self.outline,
         }
@@ -244,8 +256,7 @@ struct PlanJson<'a> {
     python: &'a (String, String),
     quality: &'a str,
     kinds: &'a [Kind],
-    /// Module, first operator, bytes freed, number of the policy, which call, share discarded, time of recomputation.
-    regions: Vec<(usize, usize, Bytes, u64, usize, f64, Millis)>,
+    regions: Vec<RegionJson<'a>>,
     /// What is in memory at its peak.
     residents: &'a [(Bytes, usize, [String; 4])],
     outline: &'a Outline,

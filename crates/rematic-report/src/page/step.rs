@@ -204,7 +204,7 @@ impl Kept {
         let mut region_of = trace.ops().filled(None);
         let mut input_of = HashMap::new();
         for checkpoint in checkpoints {
-            let region = &regions.all()[checkpoint.region];
+            let region = regions.region(checkpoint.region);
             region_of.items_mut()[region.ops.clone()].fill(Some((region.module, false)));
             for &op in checkpoint.saved.iter().filter(|op| region.contains(**op)) {
                 region_of[op] = Some((region.module, true));

@@ -6,29 +6,53 @@ def apply_plan(model):
     modules = dict(model.named_modules())
     if any(isinstance(module.forward, _Planned) for module in modules.values()):
         raise RuntimeError("the model follows a plan already; call apply_plan once")
-    missing = [path for _, _, paths in PLAN for path in paths if path not in modules]
+    planned = [path for _, _, paths in PLAN for path in paths] + [path for _, calls in RUNS for path, _ in calls]
+    missing = [path for path in planned if path not in modules]
     if missing:
         raise PlanMismatch(f"the plan is for another model: it checkpoints {missing[0]!r}, and this one has no such module")
-    calls = Counter()
+    state = _State()
+    for path in planned:
+        if not isinstance(modules[path].forward, _Planned):
+            modules[path].forward = _Planned(path, modules[path], model, state)
     for policy, call, paths in PLAN:
         for path in paths:
-            if not isinstance(modules[path].forward, _Planned):
-                modules[path].forward = _Planned(path, modules[path], model, calls)
             modules[path].forward.policies[call] = policy
-    model.register_forward_pre_hook(functools.partial(_count_anew, calls))
+    for policy, calls in RUNS:
+        first, call = calls[0]
+        modules[first].forward.runs[call] = policy, [(modules[path].forward, number) for path, number in calls]
+    model.register_forward_pre_hook(functools.partial(_State.begin, state))
+    model.register_forward_hook(functools.partial(_State.end, state))
 
 
-def _count_anew(calls, *_):
-    calls.clear()
+class _State:
+    """Where the model is in a forward: how often its modules were called, and the run of calls that is under way."""
+
+    def __init__(self):
+        self.calls, self.run = Counter(), None
+
+    def begin(self, *_):
+        self.calls.clear()
+        self.close()
+
+    def end(self, *_):
+        if self.run is not None:
+            error = self.run.unfinished()
+            self.close()
+            raise error
+
+    def close(self):
+        run, self.run = self.run, None
+        if run is not None:
+            run.close()
 
 
 class _Planned:
     """The forward of a module, checkpointed in the calls that the plan names."""
 
-    def __init__(self, path, module, model, calls):
-        self.path, self.model, self.calls = path or type(model).__name__, model, calls
+    def __init__(self, path, module, model, state):
+        self.path, self.model, self.state = path or type(model).__name__, model, state
         self.trains = model.training
-        self.policies = {}
+        self.policies, self.runs = {}, {}
         self.module, self.own = module, vars(module).get("forward")
         self.modules = self.places = None  # what is around it, known when it is first checkpointed
 
@@ -40,20 +64,23 @@ class _Planned:
         return self.own or functools.partial(type(self.module).forward, self.module)
 
     def __call__(self, *args, **kwargs):
-        policy = self.policies.get(self.calls[self.path])
-        self.calls[self.path] += 1
+        call = self.state.calls[self.path]
+        self.state.calls[self.path] += 1
+        if self.state.run is not None and not self.state.run.inside:
+            return self.follow(call, args, kwargs)
+        policy, run = self.policies.get(call), self.runs.get(call)
         evaluates = self.trains and not self.model.training
-        if policy is None or evaluates or not torch.is_grad_enabled():
+        if policy is None and run is None or evaluates or not torch.is_grad_enabled():
             return self.__wrapped__(*args, **kwargs)
+        if run is not None:
+            self.begin(*run, args, kwargs)
+            return self.follow(call, args, kwargs)
         if torch.compiler.is_compiling():
             # The compiler recomputes by itself; it asks a policy about every operator that it sees.
             contexts = functools.partial(_compiled_contexts, self.path, policy)
             return checkpoint(self.__wrapped__, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-        if self.modules is None:
-            self.modules = list(self.module.named_modules(prefix=self.path))
-            self.places = places_of(module for _, module in self.modules)
-        snapshot = Snapshot(self.modules, self.places, args, kwargs)
-        kept = _Kept(snapshot, list(self.module.parameters()))
+        snapshot = Snapshot(*self.surroundings(), args, kwargs)
+        kept = _Kept([snapshot], list(self.module.parameters()))
         return checkpoint(
             Call(self.__wrapped__, snapshot, args, kwargs),
             *anchors(args, kwargs),
@@ -61,6 +88,40 @@ class _Planned:
             preserve_rng_state=False,  # the contexts do, for what is drawn again
             context_fn=functools.partial(_contexts, self.path, policy, kept),
         )
+
+    def plain(self, *args, **kwargs):
+        return self.__wrapped__(*args, **kwargs)
+
+    def surroundings(self):
+        if self.modules is None:
+            self.modules = list(self.module.named_modules(prefix=self.path))
+            self.places = places_of(module for _, module in self.modules)
+        return self.modules, self.places
+
+    def begin(self, policy, calls, args, kwargs):
+        """The first of several calls that are checkpointed as one."""
+        name = f"{self.path!r} to {calls[-1][0].path!r}"
+        if torch.compiler.is_compiling():
+            raise PlanMismatch(f"torch.compile does not follow the plan, which checkpoints {name} as one; plan without runs")
+        kinds = [(planned.path, base.__name__) for planned, _ in calls for base in type(planned.module).__mro__]
+        sharded = [path for path, kind in kinds if kind == "FSDPModule"]
+        if sharded:
+            raise PlanMismatch(f"{name} are checkpointed as one, but {sharded[0]!r} is sharded by itself; plan without runs")
+        parameters = dict.fromkeys(one for planned, _ in calls for one in planned.module.parameters())
+        kept = _Kept([], list(parameters))
+        self.state.run = Run(name, calls, *_contexts(self.path, policy, kept), (args, kwargs))
+
+    def follow(self, call, args, kwargs):
+        """One of several calls that are checkpointed as one."""
+        run = self.state.run
+        try:
+            out = run.call(self, call, args, kwargs)
+        except BaseException:
+            self.state.close()
+            raise
+        if run.is_over:
+            self.state.run = None
+        return out
 
 
 # checkpoint itself detaches what autograd saves, in other places when it recomputes; the others run no kernel.
@@ -111,8 +172,10 @@ def _contexts(path, policy, kept):
 class _Kept:
     """What the first run of a module leaves for the second, by the positions of operators."""
 
-    def __init__(self, snapshot, parameters):
-        self.snapshot, self.parameters = snapshot, parameters
+    def __init__(self, snapshots, parameters):
+        # What each call has found, and the one that is under way.
+        self.snapshots, self.snapshot = snapshots, snapshots[0] if snapshots else None
+        self.parameters = parameters
         self.values, self.versions = {}, {}  # outputs, and how often they were changed in place
         self.weights = []  # how often parameters were
         self.states = {}  # of random number generators before numbers that are drawn again
@@ -175,7 +238,14 @@ class _First(_Follower):
             self.position.next(None, self.when)
             self.kept.versions = {at: _versions(value) for at, value in self.kept.values.items()}
             self.kept.weights = _versions(self.kept.parameters)
-            self.kept.snapshot.close()
+            for snapshot in self.kept.snapshots:
+                snapshot.close()
+
+    def begin(self, snapshot):
+        """A call of a run begins; between two calls generators may have moved."""
+        self.kept.snapshots.append(snapshot)
+        self.kept.snapshot = snapshot
+        self.states.clear()
 
 
 class _Again(_Follower):
@@ -190,6 +260,9 @@ class _Again(_Follower):
         super().__exit__(kind, value, traceback)
         while self.states:
             _restore(*self.states.popitem())
+
+    def begin(self, snapshot):
+        self.kept.snapshot = snapshot
 
     def casts_anew(self, func, args):
         """Whether a parameter is cast that the first run found among what autocast remembered."""

@@ -401,6 +401,9 @@ pub(crate) struct LimitArguments {
     /// Recompute modules only as a whole, as plain checkpointing does.
     #[arg(long)]
     pub(crate) whole: bool,
+    /// Checkpoint calls of modules one by one, never several that follow one another as one.
+    #[arg(long)]
+    pub(crate) no_runs: bool,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

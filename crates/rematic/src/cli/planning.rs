@@ -4,12 +4,13 @@ use std::io::Write;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use rematic_report::Ways;
 
-use super::arguments::{CurveArguments, Language, LimitArguments, PlanArguments, ReplayArguments};
+use super::arguments::{CurveArguments, Language, LimitArguments, PlanArguments, ReplayArguments, SourceArguments};
 use super::{Answer, Failure, Warnings, read, style, trace_of, unsharded};
 use crate::{
-    Bytes, Error, Fsdp2, Limits, MilpSettings, PlanAnswer, PlanDocument, Planner, Resharding, StepTrace, Study,
-    Verdict, plan_python,
+    Alternatives, Bytes, Error, Fsdp2, Limits, MilpSettings, PlanAnswer, PlanDocument, Planner, Resharding, Source,
+    StepTrace, Study, Verdict, plan_python,
 };
 
 /// The exit code of a step that cannot be made to fit.
@@ -33,7 +34,11 @@ pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answ
                 Resharding { whole: &whole, target: &target, limits: &limits, planner, budget: arguments.budget };
             question.plan(how.unwrap_or(Fsdp2::over(0)))?
         }
-        false => Study::new(read(source)?, target, limits)?.plan(planner, arguments.budget)?,
+        false => {
+            let study = Study::new(read(source)?, target, limits)?;
+            let found = study.plan(planner, arguments.budget)?;
+            if found.for_device && found.verdict != Verdict::Fits { beside(&study, found, source)? } else { found }
+        }
     };
     let document = (found.verdict != Verdict::Infeasible).then_some(&found.document);
     check_emitted(arguments.emit, document)?;
@@ -47,6 +52,17 @@ fn check_emitted(language: Option<Language>, document: Option<&PlanDocument>) ->
         (Some(Language::Python), Some(offload)) => Err(Error::EmitsOffload { bytes: offload.bytes }),
         _ => Ok(()),
     }
+}
+
+/// The answer for a device, with what else fits it.
+fn beside(study: &Study, found: PlanAnswer, source: &SourceArguments) -> Result<PlanAnswer, Failure> {
+    let shard = |trace: StepTrace| match source.sharding() {
+        Some(how) => Ok(crate::fsdp2(&trace, &how, &crate::fsdp2_layers(&trace))?),
+        None => Ok(trace),
+    };
+    let model = Source::open(&source.source)?;
+    let alone = Alternatives { source: &model, options: &source.options(), shard: &shard }.fitting(study);
+    Ok(PlanAnswer { ways: Ways { alone, ..Ways::default() }, ..found })
 }
 
 /// The plan as code in place of the answer in words. Where there is none, the words are no code, and go to the error
@@ -81,7 +97,13 @@ fn write(arguments: &PlanArguments, document: Option<&PlanDocument>, warnings: W
 }
 
 pub(crate) fn limits(arguments: &LimitArguments) -> Limits {
-    Limits { only: arguments.only.clone(), never: arguments.never.clone(), whole: arguments.whole, ..Limits::default() }
+    Limits {
+        only: arguments.only.clone(),
+        never: arguments.never.clone(),
+        whole: arguments.whole,
+        runs: !arguments.no_runs,
+        ..Limits::default()
+    }
 }
 
 fn answer(found: &PlanAnswer, json: bool) -> Answer {

@@ -60,18 +60,62 @@ fn whole_plans_are_replayed_to_what_they_promise() {
     }
 }
 
-/// What a replay says is not what the plan promised, if the step is spread over fewer devices.
+/// What a replay says is above the budget, if that is lowered by hand.
 #[test]
 fn plans_that_do_not_fit_here_say_so() {
-    let path = PLANS.path().join("exact");
-    let arguments = [replay(&SMALL, &path), vec![OsStr::new("--world-size"), OsStr::new("1")]].concat();
-    let ran = run(&arguments);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    let mut lowered = plan("exact");
+    lowered["budget_bytes"] = json!(lowered["peak_bytes"].as_u64().unwrap() - 1);
+    std::fs::write(&path, lowered.to_string()).unwrap();
+    let ran = run(&replay(&SMALL, &path));
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(3), ""));
     assert!(ran.stdout.contains("\nDoes not fit with this plan, by "), "{}", ran.stdout);
-    let ran = run(&[arguments, vec![OsStr::new("--json")]].concat());
+    let ran = run(&[replay(&SMALL, &path), vec![OsStr::new("--json")]].concat());
     let replayed = &serde_json::from_str::<Value>(&ran.stdout).unwrap()["replayed"];
     assert_eq!(replayed["within_budget"], json!(false));
-    assert!(replayed["peak_bytes"].as_u64() > plan("exact")["budget_bytes"].as_u64());
+    assert!(replayed["peak_bytes"].as_u64() > lowered["budget_bytes"].as_u64());
+}
+
+/// The same operators in another batch, type or layout are another step; what is not said is as it was planned.
+#[test]
+fn a_plan_for_another_step_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    let made = [
+        "plan",
+        "gpt2",
+        "--layers",
+        "2",
+        "--batch",
+        "4",
+        "--seq",
+        "64",
+        "--budget",
+        "1GiB",
+        "-o",
+        path.to_str().unwrap(),
+    ];
+    assert_eq!(run(&made).code, Some(0));
+    let model = ["gpt2", "--layers", "2"];
+    assert_eq!(run(&replay(&model, &path)).code, Some(0), "as it was planned");
+    let again = "plan again for this one, or give the step as it was planned";
+    let cases: [(&[&str], &[&str]); 9] = [
+        (&["--batch", "2"], &["batch is 4 in the plan, but 2 in this step", again]),
+        (&["--seq", "32"], &["seq is 64 in the plan, but 32 in this step", again]),
+        (&["--dtype", "bf16"], &["dtype is f32 in the plan, but bf16 in this step", again]),
+        (&["--optimizer", "sgd"], &["optimizer is adamw-fused in the plan, but sgd in this step", again]),
+        (&["--accumulate", "2"], &["accumulate is not set in the plan, but 2 in this step", again]),
+        (&["--precision", "mixed"], &["autocast is not set in the plan, but bf16 in this step", again]),
+        (&["--fsdp", "2"], &["one of 1 devices", "one of 2", "shard it as the plan was"]),
+        (&["--world-size", "2"], &["one of 1 devices", "one of 2", "shard it as the plan was"]),
+        (&["--allocator", "cpu"], &["without a plan that one peaks at ", "with the same layers and sizes"]),
+    ];
+    for (options, parts) in cases {
+        refused(&replay(&[&model[..], options].concat(), &path), parts);
+    }
+    refused(&replay(&["gpt2", "--layers", "3"], &path), &["without a plan that one peaks at "]);
+    refused(&replay(&["llama-3-8b", "--layers", "2"], &path), &["the plan is for another step, of gpt2"]);
 }
 
 /// What is printed as JSON has the decisions of the file, and says what the replay says, above the budget or not.
@@ -244,9 +288,9 @@ fn older_plans_move_nothing_to_the_host() {
     let (module, op) = (first["module"].as_str().unwrap(), first["policy"][2]["op"].as_str().unwrap());
     let words = format!("operator 2 (`{op}`) of `{module}` to the host (offload), but ");
     let offload = |plan: &mut Value| plan["regions"][0]["policy"][2]["decision"] = json!("offload");
-    refused_change(offload, &[&words, "versions of the format before 3 do not have that; plan again"]);
+    refused_change(offload, &[&words, "versions of the format before 4 do not have that; plan again"]);
     let without = |plan: &mut Value| {
-        plan["version"] = json!(3);
+        plan["version"] = json!(4);
         offload(plan);
     };
     refused_change(without, &[&words, "`offload`, which says how much moves and when, is missing; plan again"]);
@@ -254,7 +298,7 @@ fn older_plans_move_nothing_to_the_host() {
     let rate = |gb_per_s: f64| json!({"bytes": 4096, "host_bytes": 4096, "stall_ms": 0.0, "gb_per_s": gb_per_s});
     refused_change(
         |plan| {
-            plan["version"] = json!(3);
+            plan["version"] = json!(4);
             plan["regions"][0]["offload"] = moves.clone();
         },
         &["no operator of it has that decision"],

@@ -5,7 +5,9 @@ use serde_json::Value;
 use super::Config;
 use crate::error::FakeError;
 use crate::models::causal_lm::Activation;
-use crate::models::decoder::{DecoderConfig, ExpertsConfig, Family, LogitScale, Window, WindowLayers};
+use crate::models::decoder::{
+    DecoderConfig, ExpertsConfig, Family, LatentConfig, LatentRotation, LogitScale, Window, WindowLayers,
+};
 
 pub(super) fn parse(config: &Config<'_>, family: Family) -> Result<DecoderConfig, FakeError> {
     config.refuse_rope_types()?;
@@ -25,7 +27,10 @@ pub(super) fn parse(config: &Config<'_>, family: Family) -> Result<DecoderConfig
         Activation::Gelu if family == Family::Gemma => Activation::GeluTanh,
         other => other,
     };
-    let rotary_dim = if family == Family::Phi3 {
+    let latent = latent(config, family, heads, key_heads)?;
+    let rotary_dim = if let Some(latent) = &latent {
+        latent.turning
+    } else if family == Family::Phi3 {
         let share = config.rope_field("partial_rotary_factor").or_else(|| config.get("partial_rotary_factor"));
         config.rotary_dim(share, 1.0, head_dim)?
     } else {
@@ -45,7 +50,8 @@ pub(super) fn parse(config: &Config<'_>, family: Family) -> Result<DecoderConfig
         tied: config.flag_or("tie_word_embeddings", is_gemma || family == Family::Cohere)?,
         qkv_bias,
         output_bias,
-        mlp_bias: matches!(family, Family::Llama | Family::Granite) && config.flag_or("mlp_bias", false)?,
+        mlp_bias: matches!(family, Family::Llama | Family::Granite | Family::DeepseekV2)
+            && config.flag_or("mlp_bias", false)?,
         qk_norm: family == Family::Cohere && config.flag_or("use_qk_norm", false)?,
         attention_dropout: config.probability_or("attention_dropout", 0.0)?,
         resid_dropout: if family == Family::Phi3 { config.probability_or("resid_pdrop", 0.0)? } else { 0.0 },
@@ -53,6 +59,7 @@ pub(super) fn parse(config: &Config<'_>, family: Family) -> Result<DecoderConfig
         logits: logits(config, family)?,
         window: window(config, family, layers)?,
         experts: experts(config, family)?,
+        latent,
         group: None,
     })
 }
@@ -61,7 +68,12 @@ pub(super) fn parse(config: &Config<'_>, family: Family) -> Result<DecoderConfig
 fn refuse(config: &Config<'_>, family: Family) -> Result<(), FakeError> {
     let flags: &[&str] = match family {
         Family::Gemma | Family::Gemma2 | Family::Gemma3 => &["use_bidirectional_attention"],
-        Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe => &["output_router_logits"],
+        Family::Mixtral
+        | Family::Qwen2Moe
+        | Family::Qwen3Moe
+        | Family::GptOss
+        | Family::DeepseekV2
+        | Family::DeepseekV3 => &["output_router_logits"],
         _ => &[],
     };
     for flag in flags {
@@ -78,7 +90,7 @@ fn refuse(config: &Config<'_>, family: Family) -> Result<(), FakeError> {
 fn heads(config: &Config<'_>, family: Family, hidden: u64) -> Result<(u64, u64, u64), FakeError> {
     let heads = config.count("num_attention_heads")?;
     let default_key_heads = match family {
-        Family::Mistral | Family::Mixtral => 8,
+        Family::Mistral | Family::Mixtral | Family::GptOss => 8,
         Family::Gemma => 16,
         Family::Gemma2 | Family::Gemma3 | Family::Qwen3Moe => 4,
         Family::Qwen2Moe => 16,
@@ -88,16 +100,18 @@ fn heads(config: &Config<'_>, family: Family, hidden: u64) -> Result<(u64, u64, 
     config.divides(("num_key_value_heads", key_heads), ("num_attention_heads", heads))?;
     let fixed = match family {
         Family::Qwen3 => Some(128),
+        Family::GptOss => Some(64),
         Family::Gemma | Family::Gemma2 | Family::Gemma3 => Some(256),
         _ => None,
     };
     let head_dim = config.count_or("head_dim", fixed.unwrap_or(hidden / heads))?;
     // Transformers checks it for some families whether or not the width of heads is given.
-    let checked = matches!(family, Family::Llama | Family::Gemma2 | Family::Gemma3);
-    if checked || config.get("head_dim").is_none() && fixed.is_none() {
+    let checked = matches!(family, Family::Llama | Family::Gemma2 | Family::Gemma3 | Family::DeepseekV2);
+    if checked || config.get("head_dim").is_none() && fixed.is_none() && family != Family::DeepseekV3 {
         config.divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
     }
-    if !head_dim.is_multiple_of(2) {
+    let is_latent = matches!(family, Family::DeepseekV2 | Family::DeepseekV3);
+    if !head_dim.is_multiple_of(2) && !is_latent {
         return Err(config.fault("head_dim", &format!("is {head_dim}; rotary embeddings need an even width")));
     }
     Ok((heads, key_heads, head_dim))
@@ -110,7 +124,7 @@ fn biases(config: &Config<'_>, family: Family) -> Result<(bool, bool), FakeError
         Family::Qwen2 => (true, false),
         Family::Qwen2Moe => (config.flag_or("qkv_bias", true)?, false),
         _ => {
-            let both = config.flag_or("attention_bias", false)?;
+            let both = config.flag_or("attention_bias", family == Family::GptOss)?;
             (both, both)
         }
     })
@@ -149,11 +163,96 @@ fn logits(config: &Config<'_>, family: Family) -> Result<LogitScale, FakeError> 
     }
 }
 
+/// Widths of latent attention.
+fn latent(config: &Config<'_>, family: Family, heads: u64, key_heads: u64) -> Result<Option<LatentConfig>, FakeError> {
+    let rotation = match family {
+        Family::DeepseekV2 => LatentRotation::Complex,
+        Family::DeepseekV3 if config.flag_or("rope_interleave", true)? => LatentRotation::Interleaved,
+        Family::DeepseekV3 => LatentRotation::Halves,
+        _ => return Ok(None),
+    };
+    if heads != key_heads {
+        let problem = format!("is {key_heads}; every one of the {heads} heads has keys and values of its own");
+        return Err(config.fault("num_key_value_heads", &problem));
+    }
+    let turning = config.count_or("qk_rope_head_dim", 64)?;
+    if !turning.is_multiple_of(2) {
+        let problem = format!("is {turning}; rotary embeddings need an even width");
+        return Err(config.fault("qk_rope_head_dim", &problem));
+    }
+    let is_null = config.fields.get("q_lora_rank").is_some_and(Value::is_null);
+    let query_rank = if is_null { None } else { Some(config.count_or("q_lora_rank", 1536)?) };
+    Ok(Some(LatentConfig {
+        query_rank,
+        rank: config.count_or("kv_lora_rank", 512)?,
+        still: config.count_or("qk_nope_head_dim", 128)?,
+        turning,
+        value: config.count_or("v_head_dim", 128)?,
+        rotation,
+    }))
+}
+
+/// DeepSeek's experts: those that tokens are sent to, in groups, and those that all go through.
+fn deepseek_experts(config: &Config<'_>, family: Family) -> Result<ExpertsConfig, FakeError> {
+    let is_v3 = family == Family::DeepseekV3;
+    let (count, chosen, width, shared, first) = if is_v3 { (256, 8, 2048, 1, 3) } else { (64, 0, 1407, 2, 0) };
+    let count = config.count_named_or(&["n_routed_experts", "num_experts", "num_local_experts"], count)?;
+    let chosen =
+        if is_v3 { config.count_or("num_experts_per_tok", chosen)? } else { config.count("num_experts_per_tok")? };
+    let width = config.count_or("moe_intermediate_size", width)?;
+    let method = config.text("topk_method")?.unwrap_or("greedy");
+    let by_groups = match (is_v3, method) {
+        (true, _) | (false, "group_limited_greedy") => true,
+        (false, "greedy") => false,
+        (false, other) => return Err(config.unsupported(&format!("topk_method `{other}`"), "remove it")),
+    };
+    let groups = by_groups.then(|| groups(config, is_v3, count)).transpose()?;
+    let reachable = groups.map_or(count, |(groups, kept)| count / groups * kept);
+    if chosen > reachable {
+        let problem = format!("is {chosen}, but there are {reachable} experts to choose from");
+        return Err(config.fault("num_experts_per_tok", &problem));
+    }
+    Ok(ExpertsConfig {
+        count,
+        chosen,
+        width,
+        groups,
+        shared: Some(width.saturating_mul(config.count_or("n_shared_experts", shared)?)),
+        normalized: is_v3 && config.flag_or("norm_topk_prob", true)?,
+        dense: (0..config.whole_or("first_k_dense_replace", first)?.min(MOST_DENSE)).collect(),
+        step: 1,
+    })
+}
+
+/// More layers than any model has.
+const MOST_DENSE: u64 = 10_000;
+
+/// Groups of experts, and of how many of them a token's experts are.
+fn groups(config: &Config<'_>, is_v3: bool, count: u64) -> Result<(u64, u64), FakeError> {
+    let number = |field, default| if is_v3 { config.count_or(field, default) } else { config.count(field) };
+    let (groups, kept) = (number("n_group", 8)?, number("topk_group", 4)?);
+    config.divides(("n_group", groups), ("n_routed_experts", count))?;
+    if kept > groups {
+        return Err(config.fault("topk_group", &format!("is {kept}, but there are {groups} groups")));
+    }
+    if is_v3 && count / groups < 2 {
+        return Err(config.fault("n_group", &format!("is {groups}; a group needs two experts, of {count} in all")));
+    }
+    Ok((groups, kept))
+}
+
 fn experts(config: &Config<'_>, family: Family) -> Result<Option<ExpertsConfig>, FakeError> {
+    if matches!(family, Family::DeepseekV2 | Family::DeepseekV3) {
+        return deepseek_experts(config, family).map(Some);
+    }
     let (count, defaults) = match family {
         Family::Mixtral => (config.count_or("num_local_experts", 8)?, (2, config.count("intermediate_size")?)),
         Family::Qwen2Moe => (config.count_or("num_experts", 60)?, (4, 1408)),
         Family::Qwen3Moe => (config.count_named_or(&["num_experts", "num_local_experts"], 128)?, (8, 768)),
+        Family::GptOss => (
+            config.count_named_or(&["num_local_experts", "num_experts"], 128)?,
+            (4, config.count("intermediate_size")?),
+        ),
         _ => return Ok(None),
     };
     let chosen = config.count_or("num_experts_per_tok", defaults.0)?;
@@ -161,7 +260,7 @@ fn experts(config: &Config<'_>, family: Family) -> Result<Option<ExpertsConfig>,
         let problem = format!("is {chosen}, but there are {count} experts");
         return Err(config.fault("num_experts_per_tok", &problem));
     }
-    let is_qwen = family != Family::Mixtral;
+    let is_qwen = matches!(family, Family::Qwen2Moe | Family::Qwen3Moe);
     let dense = match config.get("mlp_only_layers") {
         Some(value) if is_qwen => {
             let list = value.as_array().map(|list| list.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>());
@@ -172,6 +271,7 @@ fn experts(config: &Config<'_>, family: Family) -> Result<Option<ExpertsConfig>,
     Ok(Some(ExpertsConfig {
         count,
         chosen,
+        groups: None,
         width: if is_qwen { config.count_or("moe_intermediate_size", defaults.1)? } else { defaults.1 },
         shared: match family {
             Family::Qwen2Moe => Some(config.count_or("shared_expert_intermediate_size", 5632)?),
@@ -187,25 +287,32 @@ fn experts(config: &Config<'_>, family: Family) -> Result<Option<ExpertsConfig>,
 fn window(config: &Config<'_>, family: Family, layers: u64) -> Result<Option<Window>, FakeError> {
     let is_given = config.get("sliding_window").is_some();
     let in_force = match family {
-        Family::Llama | Family::Gemma | Family::Olmo2 | Family::Granite | Family::Cohere => false,
+        Family::Llama
+        | Family::Gemma
+        | Family::Olmo2
+        | Family::Granite
+        | Family::Cohere
+        | Family::DeepseekV2
+        | Family::DeepseekV3 => false,
         Family::Mistral => true,
         Family::Phi3 | Family::Mixtral => is_given,
-        Family::Gemma2 | Family::Gemma3 => true,
+        Family::Gemma2 | Family::Gemma3 | Family::GptOss => true,
         Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe | Family::Qwen3Moe => {
             config.flag_or("use_sliding_window", false)?
         }
     };
     let is_null = config.fields.get("sliding_window").is_some_and(Value::is_null);
-    if is_null && matches!(family, Family::Gemma2 | Family::Gemma3) {
+    if is_null && matches!(family, Family::Gemma2 | Family::Gemma3 | Family::GptOss) {
         return Err(config.fault("sliding_window", "is null; this family has layers with a window"));
     }
     if family == Family::Qwen2Moe && !in_force {
         // The mask of a window of no width is made all the same, and no layer takes it.
         return Ok(Some(Window { size: 0, layers: WindowLayers::Listed(vec![false]) }));
     }
-    let size = if !in_force || is_null { None } else { Some(config.count_or("sliding_window", 4096)?) };
+    let default = if family == Family::GptOss { 128 } else { 4096 };
+    let size = if !in_force || is_null { None } else { Some(config.count_or("sliding_window", default)?) };
     let layers = match family {
-        Family::Qwen2 | Family::Qwen3 | Family::Gemma2 | Family::Gemma3 | Family::Qwen2Moe => {
+        Family::Qwen2 | Family::Qwen3 | Family::Gemma2 | Family::Gemma3 | Family::Qwen2Moe | Family::GptOss => {
             match config.layer_types(layers)? {
                 Some(listed) if size.is_none() && listed.contains(&true) => {
                     let problem =
@@ -224,7 +331,7 @@ fn window(config: &Config<'_>, family: Family, layers: u64) -> Result<Option<Win
 /// The layers with a window, where the config does not list them.
 fn default_layers(config: &Config<'_>, family: Family) -> Result<WindowLayers, FakeError> {
     Ok(match family {
-        Family::Gemma2 => WindowLayers::AllBut { every: 2 },
+        Family::Gemma2 | Family::GptOss => WindowLayers::AllBut { every: 2 },
         Family::Gemma3 => WindowLayers::AllBut { every: config.count_or("sliding_window_pattern", 6)? },
         Family::Qwen2Moe => WindowLayers::EvenBelow(config.whole_or("max_window_layers", 28)?),
         _ => WindowLayers::From(config.whole_or("max_window_layers", 28)?),

@@ -15,7 +15,7 @@ use super::gpt2::Gpt2Config;
 use crate::error::FakeError;
 
 /// The decoders that have a front end, by `model_type`.
-const DECODERS: [(&str, Family); 14] = [
+const DECODERS: [(&str, Family); 17] = [
     ("llama", Family::Llama),
     ("mistral", Family::Mistral),
     ("qwen2", Family::Qwen2),
@@ -30,6 +30,9 @@ const DECODERS: [(&str, Family); 14] = [
     ("mixtral", Family::Mixtral),
     ("qwen2_moe", Family::Qwen2Moe),
     ("qwen3_moe", Family::Qwen3Moe),
+    ("gpt_oss", Family::GptOss),
+    ("deepseek_v2", Family::DeepseekV2),
+    ("deepseek_v3", Family::DeepseekV3),
 ];
 
 /// Rotary embeddings of these types differ only in their frequencies, not in what runs.
@@ -38,7 +41,11 @@ const ROPE_TYPES: [&str; 4] = ["default", "linear", "llama3", "yarn"];
 /// All model types that have a front end.
 fn supported() -> String {
     let decoders = DECODERS.iter().map(|(name, _)| *name);
-    ["gpt2", "gpt_neox", "bert", "roberta", "t5", "vit"].into_iter().chain(decoders).collect::<Vec<_>>().join(", ")
+    ["gpt2", "gpt_neox", "bert", "roberta", "t5", "vit", "clip"]
+        .into_iter()
+        .chain(decoders)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// What a config says that is not architecture.
@@ -48,7 +55,12 @@ pub(super) struct Parsed {
     pub(super) dtype: Option<Dtype>,
     /// The longest sequence that it was made for.
     pub(super) positions: u64,
+    /// What is taken for granted about its weights.
+    pub(super) assumption: Option<String>,
 }
+
+/// Families whose publishers quantize the weights, and how. Nobody trains them so: they are dequantized first.
+const PUBLISHED_QUANTIZED: [(&str, &str); 2] = [("gpt_oss", "mxfp4"), ("deepseek_v3", "fp8")];
 
 pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
     // Editors on Windows write a byte-order mark.
@@ -58,8 +70,8 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
         return Err(FakeError::ConfigNotObject { file: file.to_owned() });
     };
     let config = Config { file, fields };
-    config.refuse_quantization()?;
     let found = config.text("model_type")?.ok_or_else(|| config.fault("model_type", "is missing"))?;
+    let assumption = config.dequantized(found)?;
     let family = DECODERS.iter().find(|(name, _)| *name == found);
     let architecture = match (found, family) {
         ("gpt2", _) => gpt2(&config)?,
@@ -67,6 +79,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
         ("bert", _) => Architecture::Network(Network::Bert(encoder::bert(&config, BertFamily::Bert)?)),
         ("roberta", _) => Architecture::Network(Network::Bert(encoder::bert(&config, BertFamily::Roberta)?)),
         ("t5", _) => Architecture::Network(Network::T5(encoder::t5(&config)?)),
+        ("clip", _) => Architecture::Network(Network::Clip(encoder::clip(&config)?)),
         ("vit", _) => Architecture::Network(Network::Vit(encoder::vit(&config)?)),
         (_, Some((_, family))) => Architecture::Decoder(decoder::parse(&config, *family)?),
         (other, None) => {
@@ -85,7 +98,9 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
         },
         _ => config.count_or("max_position_embeddings", 2048)?,
     };
-    Ok(Parsed { dtype: dtype(&config)?, positions, architecture })
+    // What is dequantized is so to this type.
+    let dtype = dtype(&config)?.or(assumption.as_ref().map(|_| Dtype::Bf16));
+    Ok(Parsed { dtype, positions, architecture, assumption })
 }
 
 fn gpt2(config: &Config<'_>) -> Result<Architecture, FakeError> {
@@ -157,12 +172,26 @@ impl Config<'_> {
         FakeError::UnsupportedFeature { file: self.file.to_owned(), what: what.to_owned(), instead: instead.to_owned() }
     }
 
-    /// Quantized weights would be counted at their full size, and as trained.
-    fn refuse_quantization(&self) -> Result<(), FakeError> {
-        let Some(quantization) = self.get("quantization_config") else { return Ok(()) };
+    /// Quantized weights would be counted at their full size, and as trained; except where all who train a model dequantize them. What
+    /// is assumed then.
+    fn dequantized(&self, family: &str) -> Result<Option<String>, FakeError> {
+        let Some(quantization) = self.get("quantization_config") else { return Ok(None) };
         let method = quantization.get("quant_method").and_then(Value::as_str);
+        if let Some(method) = method.filter(|method| PUBLISHED_QUANTIZED.contains(&(family, method))) {
+            return Ok(Some(format!("weights that are published in {method} are dequantized before training")));
+        }
         let what = format!("quantization_config{}", method.map_or_else(String::new, |method| format!(" ({method})")));
         Err(FakeError::Quantized { file: self.file.to_owned(), what })
+    }
+
+    /// A config in the config; empty if there is none.
+    fn inner(&self, field: &str) -> Result<Config<'_>, FakeError> {
+        let fields = match self.get(field) {
+            None => Map::new(),
+            Some(Value::Object(fields)) => fields.clone(),
+            Some(value) => return Err(self.fault(field, &format!("is {value}; it must be an object"))),
+        };
+        Ok(Config { file: self.file, fields })
     }
 
     /// Refuses rotary embeddings that run other operators.

@@ -20,9 +20,18 @@ pub(super) struct SelfAttention {
     heads: u64,
     key_heads: u64,
     attention: Attention,
-    /// Soft-capping: transformers computes attention with plain operators then.
-    softcapped: Option<bool>,
+    scores: Scores,
     group: Option<TensorParallel>,
+}
+
+/// What computes attention.
+enum Scores {
+    /// A kernel of PyTorch's.
+    Kernel,
+    /// Plain operators, with soft-capping or without.
+    Plain { capped: bool },
+    /// Plain operators, with a score of its own for each head.
+    Sinks(Tensor),
 }
 
 enum Projections {
@@ -57,6 +66,11 @@ impl SelfAttention {
         let family = config.family;
         let scope = parent.child("self_attn", &format!("{}Attention", family.prefix()));
         let (heads, key_heads) = (config.share(config.heads), config.share(config.key_heads));
+        let scores = match family {
+            Family::Gemma2 => Scores::Plain { capped: config.attention_softcap },
+            Family::GptOss => Scores::Sinks(scope.parameter("sinks", &[heads])),
+            _ => Scores::Kernel,
+        };
         let (queries, keys) = (heads.saturating_mul(config.head_dim), key_heads.saturating_mul(config.head_dim));
         let linear = |name, inputs, outputs, bias| Linear::new(&scope, name, inputs, outputs, bias);
         let output = || linear("o_proj", queries, config.hidden, config.output_bias);
@@ -93,7 +107,7 @@ impl SelfAttention {
             heads,
             key_heads,
             attention: Attention { kernel, dropout: config.attention_dropout, ..Attention::default() },
-            softcapped: (family == Family::Gemma2).then_some(config.attention_softcap),
+            scores,
             group: config.group,
             scope,
         }
@@ -110,13 +124,17 @@ impl SelfAttention {
             // What all three are views of is a variable of its own.
             let (_projected, [mut queries, mut keys, values]) = self.split(input);
             (queries, keys) = self.rotation.apply(&queries, &keys, keywords.rotary);
-            let (mut output, weights) = match self.softcapped {
-                Some(capped) => {
-                    let (output, weights) =
-                        causal_lm::attend_eagerly(self.attention, [&queries, &keys, &values], keywords.mask, capped);
+            let (how, mask, three) = (self.attention, keywords.mask, [&queries, &keys, &values]);
+            let (mut output, weights) = match &self.scores {
+                Scores::Kernel => (causal_lm::attend(how, &queries, &keys, &values, mask), None),
+                Scores::Plain { capped } => {
+                    let (output, weights) = causal_lm::attend_eagerly(how, three, mask, *capped);
                     (output, Some(weights))
                 }
-                None => (causal_lm::attend(self.attention, &queries, &keys, &values, keywords.mask), None),
+                Scores::Sinks(sinks) => {
+                    let (output, weights) = causal_lm::attend_with_sinks(how, three, mask, sinks);
+                    (output, Some(weights))
+                }
             };
             output = output.reshape(&[batch, seq, self.heads.saturating_mul(self.head_dim)]);
             output = self.o_proj.forward_rows(&output, self.group);

@@ -1,12 +1,11 @@
 //! Mixtures of experts.
 
-use rematic_trace::Dtype;
-
 use super::feed_forward::Mlp;
+use super::router::{Router, Routes};
 use super::{DecoderConfig, Family};
 use crate::ArangeOverload;
 use crate::models::causal_lm::Activation;
-use crate::nn::{Linear, Outputs, Scope};
+use crate::nn::{Linear, Scope};
 use crate::tensor::Tensor;
 
 /// Sizes and switches of the experts.
@@ -18,6 +17,8 @@ pub(in crate::models) struct ExpertsConfig {
     pub(in crate::models) chosen: u64,
     /// Width of one.
     pub(in crate::models) width: u64,
+    /// Groups of experts, of which a token goes to so many only.
+    pub(in crate::models) groups: Option<(u64, u64)>,
     /// Width of the one that all tokens go through, if there is one.
     pub(in crate::models) shared: Option<u64>,
     /// Whether the weights of a token's experts are made to add up to 1.
@@ -41,11 +42,42 @@ pub(super) struct SparseMoeBlock {
     gate: Router,
     experts: Experts,
     shared: Option<(Mlp, Linear)>,
+    returns_shares: bool,
+}
+
+/// DeepSeek's: tokens go through some of many experts, and all of them through the shared ones.
+pub(super) struct SharedMoe {
+    scope: Scope,
+    experts: Experts,
+    gate: Router,
+    shared_experts: Mlp,
+}
+
+impl SharedMoe {
+    pub(super) fn new(parent: &Scope, config: &DecoderConfig, sizes: &ExpertsConfig) -> Self {
+        let class = if config.family == Family::DeepseekV2 { "Moe" } else { "MoE" };
+        let scope = parent.child("mlp", &format!("{}{class}", config.family.prefix()));
+        let experts = Experts::new(&scope, config, sizes);
+        let gate = Router::new(&scope, config, sizes);
+        let shared_experts = Mlp::new(&scope, "shared_experts", config, sizes.shared.unwrap_or(sizes.width));
+        SharedMoe { scope, experts, gate, shared_experts }
+    }
+
+    pub(super) fn forward(&self, input: &Tensor) -> Tensor {
+        self.scope.call(&[input], || {
+            let Routes { logits: _logits, weights, places } = self.gate.forward(input);
+            let tokens = input.view(&[input.size(0).saturating_mul(input.size(1)), input.size(2)]);
+            let output = self.experts.forward(&tokens, &places, &weights).view(input.shape());
+            let shared = self.shared_experts.forward(input);
+            output.add(&shared)
+        })
+    }
 }
 
 impl SparseMoeBlock {
     pub(super) fn new(parent: &Scope, config: &DecoderConfig, sizes: &ExpertsConfig) -> Self {
-        let scope = parent.child("mlp", &format!("{}SparseMoeBlock", config.family.prefix()));
+        let class = if config.family == Family::GptOss { "MLP" } else { "SparseMoeBlock" };
+        let scope = parent.child("mlp", &format!("{}{class}", config.family.prefix()));
         let (gate, experts);
         if config.family == Family::Qwen3Moe {
             experts = Experts::new(&scope, config, sizes);
@@ -58,11 +90,12 @@ impl SparseMoeBlock {
             let mlp = Mlp::new(&scope, "shared_expert", config, width);
             (mlp, Linear::new(&scope, "shared_expert_gate", config.hidden, 1, false))
         });
-        SparseMoeBlock { scope, gate, experts, shared }
+        SparseMoeBlock { scope, gate, experts, shared, returns_shares: config.family == Family::GptOss }
     }
 
-    pub(super) fn forward(&self, input: &Tensor) -> Tensor {
-        self.scope.call(&[input], || {
+    /// What the experts make of the tokens; and their shares, if they are returned too.
+    pub(super) fn forward(&self, input: &Tensor) -> (Tensor, Option<Tensor>) {
+        let mut returned = self.scope.call(&[input], || {
             let shape = input.shape();
             let tokens = input.view(&[input.size(0).saturating_mul(input.size(1)), input.size(2)]);
             let shared = self.shared.as_ref().map(|(mlp, _)| mlp.forward(&tokens));
@@ -79,86 +112,106 @@ impl SparseMoeBlock {
             if let Some(shared) = &weighted {
                 output = output.add(shared);
             }
-            output.reshape(shape)
-        })
-    }
-}
-
-/// Where tokens go.
-struct Routes {
-    logits: Tensor,
-    weights: Tensor,
-    places: Tensor,
-}
-
-impl Outputs for Routes {
-    fn tensors(&self) -> Vec<Tensor> {
-        vec![self.logits.clone(), self.weights.clone(), self.places.clone()]
-    }
-}
-
-/// Says which experts a token goes to, and with which weights.
-struct Router {
-    scope: Scope,
-    weight: Tensor,
-    chosen: u64,
-    normalized: bool,
-    family: Family,
-}
-
-impl Router {
-    fn new(parent: &Scope, config: &DecoderConfig, sizes: &ExpertsConfig) -> Self {
-        let scope = parent.child("gate", &format!("{}TopKRouter", config.family.prefix()));
-        let weight = scope.parameter("weight", &[sizes.count, config.hidden]);
-        Router { scope, weight, chosen: sizes.chosen, normalized: sizes.normalized, family: config.family }
-    }
-
-    fn forward(&self, tokens: &Tensor) -> Routes {
-        self.scope.call(&[tokens], || {
-            let tokens = tokens.reshape(tokens.shape());
-            let logits = tokens.linear(&self.weight, None);
-            let is_mixtral = self.family == Family::Mixtral;
-            let shares = if is_mixtral {
-                let single = logits.to(Dtype::F32);
-                single.softmax_last()
-            } else {
-                logits.softmax_in_single()
-            };
-            let (mut weights, places) = shares.top(self.chosen);
-            if self.normalized {
-                let sum = weights.sum_dim(-1, true);
-                weights = weights.divided_in_place(&sum);
-            }
-            if !is_mixtral {
-                weights = weights.to(logits.dtype());
-            }
-            Routes { logits, weights, places }
-        })
+            let shares = self.returns_shares.then(|| weights.clone());
+            [output.reshape(shape)].into_iter().chain(shares).collect::<Vec<Tensor>>()
+        });
+        let shares = (returned.len() > 1).then(|| returned.swap_remove(1));
+        (returned.swap_remove(0), shares)
     }
 }
 
 /// The experts, whose weights lie in one tensor.
 struct Experts {
     scope: Scope,
-    gate_up_proj: Tensor,
-    down_proj: Tensor,
-    act_fn: Scope,
-    activation: Activation,
+    gate_up_proj: Matrices,
+    down_proj: Matrices,
+    gate: Gate,
     count: u64,
+}
+
+/// What is between the two products.
+enum Gate {
+    /// One half through the activation, times the other.
+    Halves { act_fn: Scope, activation: Activation },
+    /// Neighbours, kept within bounds.
+    Clamped,
+}
+
+/// A matrix for each expert, and a bias.
+struct Matrices {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    /// Whether they are the other way round than those of linear layers.
+    transposed: bool,
+}
+
+impl Matrices {
+    fn new(scope: &Scope, name: &str, [count, inputs, outputs]: [u64; 3], transposed: bool) -> Self {
+        let shape = if transposed { [count, inputs, outputs] } else { [count, outputs, inputs] };
+        let weight = scope.parameter(name, &shape);
+        let bias = transposed.then(|| scope.parameter(&format!("{name}_bias"), &[count, outputs]));
+        Matrices { weight, bias, transposed }
+    }
+
+    /// The biases of rows that go to these experts.
+    fn biases(&self, experts: &Tensor) -> Option<Tensor> {
+        self.bias.as_ref().map(|bias| bias.rows_at(experts))
+    }
+
+    /// Groups of rows, each times the matrix of its expert.
+    fn forward(&self, rows: &Tensor, ends: &Tensor, biases: Option<&Tensor>) -> Tensor {
+        let product = if self.transposed {
+            rows.grouped_mm(&self.weight, ends)
+        } else {
+            let flipped = self.weight.transpose(-2, -1);
+            rows.grouped_mm(&flipped, ends)
+        };
+        match biases {
+            Some(biases) => product.added_in_place(biases),
+            None => product,
+        }
+    }
+}
+
+impl Gate {
+    fn forward(&self, both: &Tensor) -> Tensor {
+        match self {
+            Gate::Halves { act_fn, activation } => {
+                let [gate, up] = both.split_into::<2>(-1);
+                let activated = activation.forward(act_fn, &gate);
+                activated.mul(&up)
+            }
+            Gate::Clamped => {
+                let (mut gate, mut up) = (both.every_second(0), both.every_second(1));
+                gate = gate.clamp(false);
+                up = up.clamp(true);
+                let gated = {
+                    let share = {
+                        let scaled = gate.mul_scalar();
+                        scaled.sigmoid()
+                    };
+                    gate.mul(&share)
+                };
+                let shifted = up.add_scalar();
+                shifted.mul(&gated)
+            }
+        }
+    }
 }
 
 impl Experts {
     fn new(parent: &Scope, config: &DecoderConfig, sizes: &ExpertsConfig) -> Self {
         let scope = parent.child("experts", &format!("{}Experts", config.family.prefix()));
         let (count, hidden, width) = (sizes.count, config.hidden, sizes.width);
-        Experts {
-            gate_up_proj: scope.parameter("gate_up_proj", &[count, width.saturating_mul(2), hidden]),
-            down_proj: scope.parameter("down_proj", &[count, hidden, width]),
-            act_fn: scope.child("act_fn", config.activation.class()),
-            activation: config.activation,
-            count,
-            scope,
-        }
+        let transposed = config.family == Family::GptOss;
+        let gate_up_proj = Matrices::new(&scope, "gate_up_proj", [count, hidden, width.saturating_mul(2)], transposed);
+        let down_proj = Matrices::new(&scope, "down_proj", [count, width, hidden], transposed);
+        let gate = if transposed {
+            Gate::Clamped
+        } else {
+            Gate::Halves { act_fn: scope.child("act_fn", config.activation.class()), activation: config.activation }
+        };
+        Experts { scope, gate_up_proj, down_proj, gate, count }
     }
 
     /// `grouped_mm_experts_forward`: the rows of all tokens, sorted by expert, in one product. Its shapes are the same however
@@ -176,17 +229,11 @@ impl Experts {
             };
             let sorted_weights = weights.rows_at(&order);
             let (_numbers, _each, ends) = sorted.offsets(self.count);
-            let product = |rows: &Tensor, matrices: &Tensor| {
-                let flipped = matrices.transpose(-2, -1);
-                rows.grouped_mm(&flipped, &ends)
-            };
-            let mut output = product(&selected, &self.gate_up_proj);
-            output = {
-                let [gate, up] = output.split_into::<2>(-1);
-                let activated = self.activation.forward(&self.act_fn, &gate);
-                activated.mul(&up)
-            };
-            output = product(&output, &self.down_proj);
+            let mut biases = self.gate_up_proj.biases(&sorted);
+            let mut output = self.gate_up_proj.forward(&selected, &ends, biases.as_ref());
+            output = self.gate.forward(&output);
+            biases = self.down_proj.biases(&sorted);
+            output = self.down_proj.forward(&output, &ends, biases.as_ref());
             let mut weighted = {
                 let column = sorted_weights.unsqueeze(-1);
                 output.mul(&column)

@@ -1,6 +1,6 @@
 //! The feed-forward networks of decoders.
 
-use super::experts::SparseMoeBlock;
+use super::experts::{SharedMoe, SparseMoeBlock};
 use super::{DecoderConfig, Family, whole_sequence};
 use crate::models::causal_lm::Activation;
 use crate::nn::{Linear, Scope};
@@ -12,11 +12,15 @@ pub(super) enum FeedForward {
     Gated(Mlp),
     Fused(FusedMlp),
     Experts(Box<SparseMoeBlock>),
+    Shared(Box<SharedMoe>),
 }
 
 impl FeedForward {
     pub(super) fn new(parent: &Scope, index: u64, config: &DecoderConfig) -> Self {
         match &config.experts {
+            Some(experts) if experts.has(index) && config.latent.is_some() => {
+                FeedForward::Shared(Box::new(SharedMoe::new(parent, config, experts)))
+            }
             Some(experts) if experts.has(index) => {
                 FeedForward::Experts(Box::new(SparseMoeBlock::new(parent, config, experts)))
             }
@@ -25,11 +29,20 @@ impl FeedForward {
         }
     }
 
+    /// The same, with the shares of the experts, where the module returns them too.
+    pub(super) fn forward_with_shares(&self, input: &Tensor) -> (Tensor, Option<Tensor>) {
+        match self {
+            FeedForward::Experts(block) => block.forward(input),
+            _ => (self.forward(input), None),
+        }
+    }
+
     pub(super) fn forward(&self, input: &Tensor) -> Tensor {
         match self {
             FeedForward::Gated(mlp) => mlp.forward(input),
             FeedForward::Fused(mlp) => mlp.forward(input),
-            FeedForward::Experts(block) => block.forward(input),
+            FeedForward::Experts(block) => block.forward(input).0,
+            FeedForward::Shared(block) => block.forward(input),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! One layer of a decoder: attention, feed-forward, and the norms around them.
 
-use super::attention::SelfAttention;
+use super::attention::{Attended, SelfAttention};
 use super::feed_forward::FeedForward;
+use super::latent::LatentAttention;
 use super::norm::Norm;
 use super::{DecoderConfig, Family, Keywords};
 use crate::AttentionKernel;
@@ -22,10 +23,25 @@ pub(super) enum Arrangement {
     Parallel,
 }
 
+/// Attention of either kind.
+enum AnyAttention {
+    Heads(Box<SelfAttention>),
+    Latent(Box<LatentAttention>),
+}
+
+impl AnyAttention {
+    fn forward(&self, input: &Tensor, keywords: &Keywords<'_>) -> Attended {
+        match self {
+            AnyAttention::Heads(attention) => attention.forward(input, keywords),
+            AnyAttention::Latent(attention) => Attended { output: attention.forward(input, keywords), weights: None },
+        }
+    }
+}
+
 pub(super) struct DecoderLayer {
     scope: Scope,
     arrangement: Arrangement,
-    self_attn: SelfAttention,
+    self_attn: AnyAttention,
     mlp: FeedForward,
     /// In the order in which they are used.
     norms: Vec<Norm>,
@@ -40,7 +56,10 @@ impl DecoderLayer {
         let family = config.family;
         let scope = list.child(&index.to_string(), &format!("{}DecoderLayer", family.prefix()));
         let arrangement = family.arrangement();
-        let self_attn = SelfAttention::new(&scope, config, kernel);
+        let self_attn = match &config.latent {
+            None => AnyAttention::Heads(Box::new(SelfAttention::new(&scope, config, kernel))),
+            Some(widths) => AnyAttention::Latent(Box::new(LatentAttention::new(&scope, config, widths, kernel))),
+        };
         let mlp = FeedForward::new(&scope, index, config);
         let names: &[&str] = match arrangement {
             Arrangement::Before => &["input_layernorm", "post_attention_layernorm"],
@@ -77,14 +96,20 @@ impl DecoderLayer {
         let mut residual = input.clone();
         let mut hidden = first.forward_part(input, self.group);
         let attended = self.self_attn.forward(&hidden, keywords);
-        // The weights are a variable of their own, which nobody looks at.
-        let _weights = attended.weights;
+        // A variable that nobody looks at: the weights, until there are shares of experts.
+        let mut unused = attended.weights;
         hidden = attended.output;
         hidden = self.added(&residual, hidden, true);
         residual = hidden.clone();
         hidden = second.forward_part(&hidden, self.group);
-        hidden = self.mlp.forward(&hidden);
-        self.added(&residual, hidden, false)
+        let fed = self.mlp.forward_with_shares(&hidden);
+        hidden = fed.0;
+        if fed.1.is_some() {
+            unused = fed.1;
+        }
+        let output = self.added(&residual, hidden, false);
+        drop(unused);
+        output
     }
 
     /// The residual with what a part of the layer has made of it.

@@ -3,13 +3,16 @@
 mod attention;
 mod experts;
 mod feed_forward;
+mod latent;
 mod layer;
 mod norm;
 mod rotary;
+mod router;
 
 use rematic_trace::Dtype;
 
 pub(super) use self::experts::ExpertsConfig;
+pub(super) use self::latent::{LatentConfig, LatentRotation};
 use self::layer::{Arrangement, DecoderLayer};
 use self::norm::{Norm, NormKind};
 use self::rotary::Rotation;
@@ -39,6 +42,9 @@ pub(super) enum Family {
     Mixtral,
     Qwen2Moe,
     Qwen3Moe,
+    GptOss,
+    DeepseekV2,
+    DeepseekV3,
 }
 
 /// Which masks a model makes before its first layer.
@@ -70,6 +76,9 @@ impl Family {
             Family::Mixtral => "Mixtral",
             Family::Qwen2Moe => "Qwen2Moe",
             Family::Qwen3Moe => "Qwen3Moe",
+            Family::GptOss => "GptOss",
+            Family::DeepseekV2 => "DeepseekV2",
+            Family::DeepseekV3 => "DeepseekV3",
         }
     }
 
@@ -81,16 +90,32 @@ impl Family {
     /// The layers that PEFT gives adapters if it is not told which (`TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING` of 0.21).
     pub(super) fn lora_targets(self) -> &'static [&'static str] {
         match self {
-            Family::Phi3 | Family::Olmo2 | Family::Granite | Family::Cohere | Family::Qwen2Moe | Family::Qwen3Moe => {
-                &[]
-            }
+            Family::Phi3
+            | Family::Olmo2
+            | Family::Granite
+            | Family::Cohere
+            | Family::Qwen2Moe
+            | Family::Qwen3Moe
+            | Family::GptOss
+            | Family::DeepseekV2
+            | Family::DeepseekV3 => &[],
             _ => &["q_proj", "v_proj"],
         }
     }
 
     /// Whether `rotary_emb` gets the position ids as a positional argument.
     fn positions_are_positional(self) -> bool {
-        matches!(self, Family::Qwen2 | Family::Qwen3 | Family::Gemma2 | Family::Gemma3 | Family::Qwen2Moe)
+        matches!(
+            self,
+            Family::Qwen2
+                | Family::Qwen3
+                | Family::Gemma2
+                | Family::Gemma3
+                | Family::Qwen2Moe
+                | Family::GptOss
+                | Family::DeepseekV2
+                | Family::DeepseekV3
+        )
     }
 
     fn model_class(self) -> String {
@@ -100,7 +125,7 @@ impl Family {
     fn norm(self) -> NormKind {
         match self {
             Family::Gemma | Family::Gemma2 | Family::Gemma3 => NormKind::Shifted,
-            Family::Olmo2 => NormKind::Wide,
+            Family::Olmo2 | Family::GptOss => NormKind::Wide,
             Family::Cohere => NormKind::Centred,
             _ => NormKind::Plain,
         }
@@ -115,6 +140,8 @@ impl Family {
             Family::Phi3 => Rotation::Part,
             Family::Cohere => Rotation::Neighbours,
             Family::Olmo2 => Rotation::Wide,
+            Family::GptOss => Rotation::Chunks,
+            Family::DeepseekV2 => Rotation::Complex,
             _ => Rotation::Halves,
         }
     }
@@ -131,7 +158,7 @@ impl Family {
     fn masks(self) -> Masks {
         match self {
             Family::Mistral | Family::Phi3 | Family::Mixtral | Family::Qwen3Moe => Masks::Either,
-            Family::Gemma2 | Family::Gemma3 | Family::Qwen2Moe => Masks::Both,
+            Family::Gemma2 | Family::Gemma3 | Family::Qwen2Moe | Family::GptOss => Masks::Both,
             _ => Masks::AsNeeded,
         }
     }
@@ -184,6 +211,8 @@ pub(super) struct DecoderConfig {
     pub(super) logits: LogitScale,
     pub(super) window: Option<Window>,
     pub(super) experts: Option<ExpertsConfig>,
+    /// Attention on latent vectors, if it is.
+    pub(super) latent: Option<LatentConfig>,
     /// The ranks that share the model, if several do.
     pub(super) group: Option<TensorParallel>,
 }
@@ -199,9 +228,13 @@ impl DecoderConfig {
         self.group.map_or(extent, |group| group.share(extent))
     }
 
-    /// Whether attention runs no kernel of PyTorch's: soft-capping is in none.
-    pub(super) fn computes_attention_plainly(&self) -> bool {
-        self.family == Family::Gemma2
+    /// What no kernel of PyTorch's has, so that plain operators compute attention.
+    pub(super) fn beyond_kernels(&self) -> Option<&'static str> {
+        match self.family {
+            Family::Gemma2 => Some("soft-capping"),
+            Family::GptOss => Some("sinks"),
+            _ => None,
+        }
     }
 
     /// Whether there are layers that see all, and such with a window.
@@ -353,8 +386,14 @@ impl DecoderModel {
     /// The masks of layers that see all, and of those with a window.
     fn masks(&self, positions: &Tensor, embedded: &Tensor) -> (Option<Tensor>, Option<Tensor>) {
         let batch = embedded.size(0);
-        if self.family == Family::Gemma2 {
-            let mask = |windowed| causal_lm::eager_mask(positions, batch, windowed, embedded.dtype());
+        if matches!(self.family, Family::Gemma2 | Family::GptOss) {
+            let mask = |windowed| {
+                // Given to what makes the mask, or not.
+                if self.family == Family::Gemma2 {
+                    causal_lm::skip_causal_mask(positions, batch);
+                }
+                causal_lm::eager_mask(positions, batch, windowed, embedded.dtype())
+            };
             let full = mask(false);
             return (Some(full), Some(mask(true)));
         }
@@ -375,8 +414,10 @@ struct Keywords<'a> {
 
 impl<'a> Keywords<'a> {
     fn tensors(&self) -> Vec<&'a Tensor> {
-        let always = [&self.rotary.0, &self.rotary.1, self.positions];
-        always.into_iter().chain(self.mask).collect()
+        // Complex numbers are one tensor.
+        let second = Some(&self.rotary.1).filter(|second| second.storage() != self.rotary.0.storage());
+        let always = [&self.rotary.0].into_iter().chain(second).chain([self.positions]);
+        always.chain(self.mask).collect()
     }
 }
 

@@ -17,6 +17,10 @@ pub(super) enum Rotation {
     Neighbours,
     /// The two halves, by angles in fp32.
     Wide,
+    /// The two halves as tensors of their own, with one angle for both.
+    Chunks,
+    /// As complex numbers.
+    Complex,
 }
 
 /// The module that makes cosines and sines of positions.
@@ -71,8 +75,14 @@ impl RotaryEmbedding {
                     };
                     numbers.mul(frequencies)
                 };
+                if self.rotation == Rotation::Complex {
+                    let mut numbers = angles.polar();
+                    numbers = numbers.mul_scalar();
+                    return (numbers.clone(), numbers);
+                }
                 let doubled = match self.rotation {
                     Rotation::Neighbours => angles.repeat_each(2),
+                    Rotation::Chunks | Rotation::Complex => angles.clone(),
                     Rotation::Halves | Rotation::Part | Rotation::Wide => Tensor::cat(tape, &[&angles, &angles], -1),
                 };
                 let cosines = {
@@ -108,6 +118,9 @@ impl Rotation {
             return (turned.0.to(queries.dtype()), turned.1.to(queries.dtype()));
         }
         let turn = Turn::new(angles);
+        if self == Rotation::Chunks {
+            return (turn.chunks(queries), turn.chunks(keys));
+        }
         if self != Rotation::Part {
             let turned = (turn.halves(queries), turn.halves(keys));
             return match self {
@@ -156,6 +169,20 @@ impl Turn {
 
     pub(in crate::models) fn halves(&self, heads: &Tensor) -> Tensor {
         self.by(heads, rotate_half)
+    }
+
+    /// Both halves, joined again.
+    fn chunks(&self, heads: &Tensor) -> Tensor {
+        let [first, second] = heads.split_into::<2>(-1);
+        let turned = {
+            let (straight, across) = (first.mul(&self.cosines), second.mul(&self.sines));
+            straight.sub(&across)
+        };
+        let other = {
+            let (straight, across) = (second.mul(&self.cosines), first.mul(&self.sines));
+            straight.add(&across)
+        };
+        Tensor::cat(heads.tape(), &[&turned, &other], -1)
     }
 
     fn neighbours(&self, heads: &Tensor) -> Tensor {

@@ -278,7 +278,7 @@ impl SelfAttention {
         // Registered, but only its probability is used.
         let _dropout = Dropout::new(&inner, "dropout", config.attention_dropout);
         let output = Output::new(&scope, &class("SelfOutput"), config, config.hidden);
-        let attention = Attention { kernel, dropout: config.attention_dropout, causal: false };
+        let attention = Attention { kernel, dropout: config.attention_dropout, causal: false, ..Attention::default() };
         SelfAttention { scope, inner, query, key, value, output, heads: config.heads, attention }
     }
 

@@ -222,7 +222,7 @@ impl SelfAttention {
             v_proj: linear("v_proj", config.qkv_bias),
             o_proj: linear("o_proj", true),
             heads: config.heads,
-            attention: Attention { kernel, dropout: config.attention_dropout, causal: false },
+            attention: Attention { kernel, dropout: config.attention_dropout, causal: false, ..Attention::default() },
             scope,
         }
     }

@@ -38,5 +38,6 @@ fn how(step: &Step<'_>, loss: &Loss) -> String {
                 on an eighth of the rows at a time, each checkpointed"
             .to_owned();
     }
-    "rematic.chunked_loss, or --loss chunked here: the last projection and the loss on an eighth of the rows at a time".to_owned()
+    "rematic.chunked_loss, or --loss chunked here: the last projection and the loss on an eighth of the rows at a time"
+        .to_owned()
 }

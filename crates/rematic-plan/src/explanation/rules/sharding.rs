@@ -38,7 +38,9 @@ pub(super) fn sharded(step: &Step<'_>) -> Option<Proposal> {
     let more = u64::try_from(moved(world_size) - moved(step.world_size.max(1))).unwrap_or(u64::MAX);
     let (other, how, counted) = match by_fsdp2(step, world_size) {
         Some(other) => (other, "--fsdp", "buffers are counted"),
-        None => (even_shards(step.whole, world_size).ok()?.into_owned(), "--world-size", "gathered layers are not counted"),
+        None => {
+            (even_shards(step.whole, world_size).ok()?.into_owned(), "--world-size", "gathered layers are not counted")
+        }
     };
     Some(Proposal {
         kind: RemedyKind::Sharding,

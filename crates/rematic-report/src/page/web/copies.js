@@ -10,9 +10,10 @@ const planDocument = (plan) => ({
   recompute_ms: plan.recompute_ms,
   lower_bound_ms: plan.lower_bound_ms,
   ...(plan.offload ? { offload: plan.offload } : {}),
-  regions: plan.regions.map(([module, start, freed, policy, call, discard, recompute], at) => ({
+  regions: plan.regions.map(([module, start, freed, policy, call, discard, recompute, then], at) => ({
     module: modules[module].path,
     call,
+    ...(then.length ? { then: then.map(([module, call]) => ({ module: modules[module].path, call })) } : {}),
     discard,
     freed_bytes: freed,
     recompute_ms: recompute,

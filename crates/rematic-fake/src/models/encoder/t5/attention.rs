@@ -81,7 +81,7 @@ impl T5Attention {
         let table = || Embedding::new(&scope, "relative_attention_bias", config.buckets, config.heads);
         let relative_attention_bias = has_bias.then(table);
         // With a bias none of its own: the mask says what is past.
-        let attention = Attention { kernel, dropout: config.dropout, causal: false };
+        let attention = Attention { kernel, dropout: config.dropout, causal: false, ..Attention::default() };
         let (heads, head_dim) = (config.heads, config.head_dim);
         T5Attention { scope, q, k, v, o, relative_attention_bias, role, heads, head_dim, attention }
     }
