@@ -213,7 +213,8 @@ impl Problem {
     fn easings(&self) -> Vec<Easing> {
         let Some(host) = self.limits.host_memory else { return Vec::new() };
         let layers = self.layers();
-        let mut chosen: Vec<Table<OpId, bool>> = SHARES.iter().map(|&share| self.chosen(&layers, share, host)).collect();
+        let mut chosen: Vec<Table<OpId, bool>> =
+            SHARES.iter().map(|&share| self.chosen(&layers, share, host)).collect();
         chosen.dedup_by(|a, b| a.items() == b.items());
         chosen.into_par_iter().filter_map(|chosen| self.eased(&layers, chosen, host)).collect()
     }

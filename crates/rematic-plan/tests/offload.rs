@@ -46,8 +46,14 @@ fn plans_keep_both_budgets_and_are_never_slower() {
             let with = problem.offloading(budget, without.clone());
             let replayed = &with.solution.replayed;
             assert_eq!(with.verdict, Verdict::Planned);
-            assert!(replayed.peak <= budget && replayed.extra() <= without.solution.replayed.extra(), "{name} {budget}");
-            assert_eq!(is_whole(&problem, &with.solution.checkpoints), (replayed.offload.bytes, replayed.offload.pinned));
+            assert!(
+                replayed.peak <= budget && replayed.extra() <= without.solution.replayed.extra(),
+                "{name} {budget}"
+            );
+            assert_eq!(
+                is_whole(&problem, &with.solution.checkpoints),
+                (replayed.offload.bytes, replayed.offload.pinned)
+            );
             assert_eq!(problem.offloading(budget, without.clone()), with, "{name} {budget}");
             if replayed.offload.bytes > Bytes(0) {
                 assert!(replayed.extra() < without.solution.replayed.extra());
@@ -108,7 +114,10 @@ fn a_plan_is_read_as_it_was_written() {
     let (problem, document, checkpoints) = planned();
     assert_eq!(document.version, 4);
     let offload = document.offload.unwrap();
-    assert_eq!(document.regions.iter().filter_map(|region| region.offload).map(|moves| moves.bytes).sum::<Bytes>(), offload.bytes);
+    assert_eq!(
+        document.regions.iter().filter_map(|region| region.offload).map(|moves| moves.bytes).sum::<Bytes>(),
+        offload.bytes
+    );
     let text = serde_json::to_vec(&document).unwrap();
     let read = PlanDocument::from_json(&text, Path::new("plan.json")).unwrap();
     assert_eq!(read, document);
@@ -127,7 +136,8 @@ fn what_cannot_move_is_refused_by_name() {
         changed.checkpoints(problem.trace(), problem.regions()).unwrap_err()
     };
     // A view has nothing of its own.
-    let view = document.regions[0].policy.iter().position(|op| op.op == "t.default" || op.op == "view.default").unwrap();
+    let view =
+        document.regions[0].policy.iter().position(|op| op.op == "t.default" || op.op == "view.default").unwrap();
     let error = refused(&|plan| plan.regions[0].policy[view].decision = Decision::Offload);
     assert!(matches!(error, DocumentError::CannotOffload { index, .. } if index == view), "{error}");
     assert!(error.to_string().contains("it returns what others have made; plan again"), "{error}");

@@ -107,7 +107,8 @@ impl CurveReport<'_> {
             let _ = write!(
                 dots,
                 "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\"><title>{}: {}</title></circle>",
-                point.budget_bytes, point.extra()
+                point.budget_bytes,
+                point.extra()
             );
         }
         let share = most / self.step.0.max(f64::MIN_POSITIVE) * 100.0;

@@ -273,9 +273,13 @@ impl PlanReport<'_> {
             Some(_) => quality(plan),
             None => format!("{} with a peak of at most {budget}", quality(plan)),
         };
-        let waits = plan.offload.map_or_else(String::new, |offload| format!(" and waiting for copies {}", offload.stall_ms));
-        let _ =
-            writeln!(text, "Recomputing takes {}{waits} on top of {step} ({share:.2} %); {quality}.", plan.recompute_ms);
+        let waits =
+            plan.offload.map_or_else(String::new, |offload| format!(" and waiting for copies {}", offload.stall_ms));
+        let _ = writeln!(
+            text,
+            "Recomputing takes {}{waits} on top of {step} ({share:.2} %); {quality}.",
+            plan.recompute_ms
+        );
         *text += &offload_text(plan);
         *text += &self.cheaper_text(style);
         *text += &pace_text(self.pace, style);

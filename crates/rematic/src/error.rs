@@ -25,7 +25,10 @@ pub enum Error {
         planner: &'static str,
     },
     /// Host memory for several variants.
-    #[error("{} is for one step, and there are {variants} variants; plan one of them, or leave it out", Opt("host-memory"))]
+    #[error(
+        "{} is for one step, and there are {variants} variants; plan one of them, or leave it out",
+        Opt("host-memory")
+    )]
     HostMemoryVariants {
         /// How many.
         variants: usize,

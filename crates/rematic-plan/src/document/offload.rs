@@ -98,7 +98,8 @@ impl PlanDocument {
                     return Err(fault(found, "`offload`, which says how much moves and when, is missing"));
                 }
                 None if has_moves => {
-                    let fault = (region.module.clone(), 0, region.policy.first().map_or_else(String::new, |op| op.op.clone()));
+                    let fault =
+                        (region.module.clone(), 0, region.policy.first().map_or_else(String::new, |op| op.op.clone()));
                     return Err(DocumentError::Offload {
                         path: path.to_owned(),
                         module: fault.0,
@@ -116,7 +117,12 @@ impl PlanDocument {
         for (place, found, least) in numbers {
             if !found.is_finite() || found < least {
                 let (path, place) = (path.to_owned(), place.to_owned());
-                return Err(DocumentError::Number { path, place, found, needed: "a number that is not negative, and a rate not 0" });
+                return Err(DocumentError::Number {
+                    path,
+                    place,
+                    found,
+                    needed: "a number that is not negative, and a rate not 0",
+                });
             }
         }
         Ok(())
@@ -133,8 +139,11 @@ impl PlanDocument {
             return Ok(());
         }
         let movable = Movable::new(trace);
-        let mut expected: Vec<PlannedRegion> =
-            self.regions.iter().map(|region| PlannedRegion { offload: None, policy: Vec::new(), ..region.clone() }).collect();
+        let mut expected: Vec<PlannedRegion> = self
+            .regions
+            .iter()
+            .map(|region| PlannedRegion { offload: None, policy: Vec::new(), ..region.clone() })
+            .collect();
         PlannedMoves::write(trace, regions, checkpoints, &mut expected);
         for ((checkpoint, planned), expected) in checkpoints.iter().zip(&self.regions).zip(&expected) {
             let region = regions.region(checkpoint.region);

@@ -9,8 +9,8 @@ use super::recipe::RecipeArguments;
 use super::values::{count, devices, named, points, probability, several};
 use crate::options::{self, Reshard};
 use crate::{
-    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Fsdp2, HostBandwidth, Link, Network, Optimizer, Options,
-    Origin, Planner, Recipe, Snapshot, Target,
+    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Fsdp2, HostBandwidth, Link, Network,
+    Optimizer, Options, Origin, Planner, Recipe, Snapshot, Target,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;

@@ -156,11 +156,15 @@ fn settings_of_the_solver_are_in_range() {
 fn memory_of_the_host_is_a_size_for_the_exact_planner() {
     let plan = |options: &[&'static str]| with("plan", &[&["--budget", "350KiB"], options].concat());
     for verb in ["plan", "curve"] {
-        refused(&with(verb, &["--host-memory", "0"]), &["--host-memory is 0: nothing can be moved there; leave it out"]);
+        refused(
+            &with(verb, &["--host-memory", "0"]),
+            &["--host-memory is 0: nothing can be moved there; leave it out"],
+        );
         refused(&with(verb, &["--host-memory", "-1"]), &["--host-memory", "-1", "is not a size"]);
     }
     for planner in ["greedy", "milp"] {
-        let words = format!("--host-memory is for the planner exact, and {planner} moves nothing; leave one of them out");
+        let words =
+            format!("--host-memory is for the planner exact, and {planner} moves nothing; leave one of them out");
         refused(&plan(&["--host-memory", "1GiB", "--planner", planner]), &[&words]);
     }
     for rate in ["0", "-5", "nvlink4", "fast", "NaN"] {
@@ -180,6 +184,9 @@ fn plans_that_move_outputs_are_not_written_as_python() {
     assert!(answered(&deep, 0).stdout.contains("\nOffload: "));
     refused(
         &[&deep[..], &["--emit", "python"]].concat(),
-        &["to the host and back, which the emitted Python cannot; train with rematic.apply", "plan without --host-memory"],
+        &[
+            "to the host and back, which the emitted Python cannot; train with rematic.apply",
+            "plan without --host-memory",
+        ],
     );
 }
