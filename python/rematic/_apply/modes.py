@@ -20,7 +20,7 @@ from rematic._model.wrapped import has_wrapped, is_imagined
 
 from .audit import Audit
 from .choice import Choice, Unplanned
-from .errors import Mismatch
+from .errors import Mismatch, changed, twice
 from .filling import Filling
 from .generators import Source, set_state, source_of, state_of
 from .host import Movements, Sent, brought_back
@@ -100,7 +100,7 @@ class Kept:
             if at not in self.values:
                 continue
             if _versions(self.values[at]) != sent.versions:
-                raise _changed(self.policy, at)
+                raise changed(self.policy, at)
             self.values[at] = sent.leave(self.values[at], _map)
 
     def fetch(self) -> None:
@@ -238,12 +238,12 @@ class Forward(_Follower):
         for at, outside in self._inside.outside.items():
             handed_back = at < len(policy.saves) and policy.saves[at]
             if not handed_back and (kept.values or not outside <= kept.snapshot.copied):
-                raise _twice(policy, at)
+                raise twice(policy, at)
 
     def _run(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
         policy, kept = self._policy, self._kept
         if policy.changes[at] and self._inside is not None and not self._is_handled(at, func, args, kwargs):
-            raise _twice(policy, at)
+            raise twice(policy, at)
         saved = policy.saves[at]
         if func is TO_COPY and isinstance(args[0], nn.Parameter):
             kept.casts[at] = args[0]
@@ -443,27 +443,11 @@ class Again(_Follower):
             del kept.sent[at]
             return brought_back(value)
         if _versions(value) != kept.versions[at]:
-            raise _changed(policy, at)
+            raise changed(policy, at)
         if not policy.changes[at]:
             return value
         # What is changed in place has changed already; autograd goes on with the argument.
         return _filled(value, iter(_written(func, args, kwargs)))
-
-
-def _changed(policy: Policy, at: int) -> PlanError:
-    return PlanError(
-        f"The output of operator {policy.positions[at]} (`{policy.names[at]}`) of `{policy.module}`, which the plan "
-        "saves, was changed in place after the module returned; change a copy of it, or plan without this "
-        f'module (never="{policy.module}")'
-    )
-
-
-def _twice(policy: Policy, at: int) -> PlanError:
-    return PlanError(
-        f"`{policy.module}` runs other operators this time than the plan has, so it would have to be recomputed whole; but "
-        f"operator {at} (`{policy.names[at]}`) changes in place what the module has not made, and would do so twice. Change a "
-        f'copy of it, or plan without this module (never="{policy.module}")'
-    )
 
 
 def _detached(tensor: Tensor) -> Tensor:
