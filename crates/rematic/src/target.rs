@@ -1,12 +1,12 @@
 use std::path::Path;
 
 use rematic_allocator::{Device as Card, Settings};
-use rematic_cost::{CostRule, CostTable, Costs, Device, Devices};
+use rematic_cost::{CostRule, CostTable, Costs, Device, Devices, HostLink};
 use rematic_replay::{Allocator, Architecture, Ledger, Reserved, Schedule, Scratch};
 use rematic_report::Memory;
 use rematic_trace::{Bytes, DeviceKind, Dtype, Op, Opt, StepTrace};
 
-use crate::connection::{Link, Network};
+use crate::connection::{HostBandwidth, Link, Network};
 use crate::error::Error;
 
 /// Where the time of an operator comes from.
@@ -104,6 +104,15 @@ impl Target {
             links.network = rate;
         }
         Target { nodes, ..self }
+    }
+
+    /// The same device with another link to its host, if one is given.
+    #[must_use]
+    pub fn with_host(mut self, bandwidth: Option<HostBandwidth>) -> Self {
+        if let Some(HostBandwidth(rate)) = bandwidth {
+            self.device.host_link = HostLink::Measured(rate);
+        }
+        self
     }
 
     /// Spreads the devices evenly over the nodes that were asked for.
