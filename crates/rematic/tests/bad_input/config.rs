@@ -285,7 +285,12 @@ fn fields_of_encoders_are_checked() {
             refused_with(of(family), field, value.clone(), &[field, &value.to_string()]);
         }
     }
-    refused_with(of("bert"), "num_attention_heads", json!(7), &["`num_attention_heads` is 7", "divide hidden_size, 768"]);
+    refused_with(
+        of("bert"),
+        "num_attention_heads",
+        json!(7),
+        &["`num_attention_heads` is 7", "divide hidden_size, 768"],
+    );
     refused_with(of("roberta"), "max_position_embeddings", json!(2), &["is 2; positions are counted from 2 on"]);
     refused_with(of("roberta"), "pad_token_id", json!(null), &["`pad_token_id` is null"]);
     refused_with(of("t5"), "feed_forward_proj", json!("half-relu"), &["is `half-relu`", "`gated-` and one"]);
@@ -293,7 +298,12 @@ fn fields_of_encoders_are_checked() {
     refused_with(of("vit"), "patch_size", json!(300), &["is 300 × 300; images are 224 × 224"]);
     refused_with(of("vit"), "image_size", json!([224]), &["`image_size` must be", "a list of two"]);
     refused_with(of("clip"), "text_config", json!(7), &["`text_config` is 7; it must be an object"]);
-    refused_with(of("clip"), "vision_config", json!({ "patch_size": [2, 2] }), &["`patch_size` must be a whole number"]);
+    refused_with(
+        of("clip"),
+        "vision_config",
+        json!({ "patch_size": [2, 2] }),
+        &["`patch_size` must be a whole number"],
+    );
     for (family, field, value) in [
         ("bert", "architectures", json!(["BertForMultipleChoice"])),
         ("bert", "tie_word_embeddings", json!(false)),
@@ -313,7 +323,12 @@ fn fields_of_new_decoders_are_checked() {
         let config = with(with(llama(), "model_type", json!(family)), "num_experts_per_tok", json!(2));
         with(config, "num_key_value_heads", json!(4))
     };
-    refused_with(of("deepseek_v3"), "num_key_value_heads", json!(1), &["every one of the", "heads has keys and values"]);
+    refused_with(
+        of("deepseek_v3"),
+        "num_key_value_heads",
+        json!(1),
+        &["every one of the", "heads has keys and values"],
+    );
     refused_with(of("deepseek_v3"), "qk_rope_head_dim", json!(7), &["`qk_rope_head_dim` is 7", "even width"]);
     refused_with(of("deepseek_v3"), "n_group", json!(7), &["`n_group` is 7; it must divide n_routed_experts, 256"]);
     refused_with(of("deepseek_v3"), "n_group", json!(256), &["a group needs two experts, of 256 in all"]);
