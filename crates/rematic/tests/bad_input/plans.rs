@@ -92,7 +92,7 @@ fn a_plan_for_another_step_is_refused() {
         "--seq",
         "64",
         "--budget",
-        "1GiB",
+        "8GiB",
         "-o",
         path.to_str().unwrap(),
     ];

@@ -54,7 +54,6 @@ fn what_ranks_do_not_share_is_refused() {
         let name = option.split_whitespace().next().unwrap().trim_start_matches('-');
         says(&format!("stats llama-3-8b --layers 2 --tp 2 {option}"), &[name, "not known together with --tp"]);
     }
-    says("stats llama-3-8b --layers 2 --fsdp 2 --accumulate 2", &["--fsdp", "micro-batches"]);
 }
 
 #[test]
