@@ -2,6 +2,7 @@
 
 mod model;
 mod plans;
+mod runs;
 
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options, Recipe};
@@ -43,7 +44,7 @@ fn compare(seed: u64, step: impl Fn(u64) -> Option<StepTrace>, most: usize, tall
     let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
     let allocator = [Allocator::Cuda, Allocator::Cpu][dice.roll(2)];
     let trace = even_shards(&trace, 1 + dice.roll(3) as u64).unwrap().into_owned();
-    let limits = Limits { allocator, whole: dice.roll(8) == 0, ..Limits::default() };
+    let limits = Limits { allocator, whole: dice.roll(8) == 0, runs: false, ..Limits::default() };
     let problem = Problem::new(trace.clone(), costs.clone(), limits.clone()).unwrap();
     let Some(plans) = Plans::all(&trace, &costs, &limits, &problem, most) else { return };
     judge(&format!("seed {seed}"), &problem, &plans, tally);
