@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rematic
 from models import Layer
-from plans import WIDTH, edited
+from plans import WIDTH, edited, whole
 from reality import peaks
+from rematic._capture.step import document as document_of
 
 TOLERANCE = 0.001
 STEPS = 3
@@ -194,8 +195,7 @@ X = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(0))
 
 def as_one(model: nn.Module, *layers: int) -> rematic.Plan:
     """A plan that checkpoints some layers as one and recomputes all of it."""
-    trace = rematic.capture(model, X, device="cpu", optimizer=False)
-    plan = rematic.plan(trace, least_budget(trace, only="layers.*", whole=True, runs=False), only="layers.*", whole=True, runs=False)
+    plan = whole(model, X, only="layers.?")
 
     def edit(document: dict[str, Any]) -> None:
         regions = document["regions"]
@@ -313,6 +313,7 @@ def test_a_call_that_is_left_out_is_refused() -> None:
         with pytest.raises(rematic.PlanError, match=words):
             results(model)
     rematic.remove(model)
+    model.skipped = None
     rematic.apply(model, as_one(model, 2, 3))
     model.skipped = 3
     with pytest.raises(rematic.PlanError, match="was not called after"):
@@ -405,7 +406,7 @@ def test_documents() -> None:
     model = Layers()
     plan = as_one(model, 0, 1, 2)
     assert plan.regions[-1].then == [("Layers.layers.1", 0), ("Layers.layers.2", 0)]
-    trace = rematic.capture(model, X, device="cpu", optimizer=False)
+    trace = rematic.Trace.from_bytes(document_of(model, X, device="cpu", optimizer=False))
     assert rematic.replay(trace, plan).peak > 0
     for version in (1, 2):
         with pytest.raises(rematic.PlanError, match="runs of calls, which version"):

@@ -320,7 +320,7 @@ impl Calls {
 fn lengths(longest: usize) -> impl Iterator<Item = usize> {
     let powers = (2..).map(|half: u32| {
         let power = 1_usize << (half / 2).min(40);
-        if half % 2 == 0 { power } else { power + power / 2 }
+        if half.is_multiple_of(2) { power } else { power + power / 2 }
     });
     powers.take_while(move |length| *length <= longest)
 }

@@ -242,8 +242,11 @@ pub(crate) fn chain(seed: u64) -> Option<StepTrace> {
     let mut dice = Dice::new(seed);
     let tape = Tape::new("chain");
     let scale = [1, 40, 3000][dice.roll(3)];
-    let size =
-        Size { rows: (3 + dice.roll(200) as u64) * scale, width: 3 + dice.roll(40) as u64, in_place: seed % 2 == 1 };
+    let size = Size {
+        rows: (3 + dice.roll(200) as u64) * scale,
+        width: 3 + dice.roll(40) as u64,
+        in_place: dice.roll(3) == 0,
+    };
     let root = nn::Scope::root(&tape, "Model", Dtype::F32);
     let tied = root.parameter("tied", &[size.width, size.width]);
     let modules: Vec<Unit> = (0..3 + dice.roll(2))

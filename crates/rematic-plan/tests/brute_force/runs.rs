@@ -48,7 +48,7 @@ fn plans_with(
 
 /// What is compared on one model: how many budgets there were, and how many of their plans have runs.
 fn compare(seed: u64, most: usize) -> Option<(usize, usize)> {
-    let trace = if seed % 2 == 0 { model::chain(seed)? } else { model::step(seed)? };
+    let trace = if seed.is_multiple_of(2) { model::chain(seed)? } else { model::step(seed)? };
     let found = long_chains(&trace);
     if found.is_empty() || found.iter().map(Vec::len).sum::<usize>() > 8 {
         return None;
