@@ -1,4 +1,5 @@
-//! Tries to beat the exact planner with an annealer on the replay: `tests/adversary [--seconds S] [--budgets N] CASE…`.
+//! Tries to beat the exact planner with an annealer on the replay: `tests/adversary [--seconds S] [--budgets N]
+//! [--no-runs] CASE…`.
 //!
 //! A case is a trace file, a built-in model with the number of its layers (`llama-3-8b:4`), or random models by their seeds
 //! (`random:0..100`, and `in-place:0..100` with operators that change memory in place).
@@ -24,6 +25,7 @@ const UNITS: usize = 20;
 
 fn main() -> Result<(), AnyError> {
     let (mut seconds, mut budgets) = (5.0, 8);
+    let mut limits = Limits::default();
     let mut cases = Vec::new();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -31,6 +33,7 @@ fn main() -> Result<(), AnyError> {
         match argument.as_str() {
             "--seconds" => seconds = value()?.parse()?,
             "--budgets" => budgets = value()?.parse()?,
+            "--no-runs" => limits.runs = false,
             _ => cases.push(argument),
         }
     }
@@ -41,7 +44,7 @@ fn main() -> Result<(), AnyError> {
     let mut tally = Tally::default();
     for case in &cases {
         for (name, trace) in traces(case)? {
-            attack(&name, trace, seconds, budgets, &mut tally, &mut out)?;
+            attack(&name, trace, &limits, (seconds, budgets), &mut tally, &mut out)?;
         }
     }
     writeln!(
@@ -91,15 +94,14 @@ fn traces(case: &str) -> Result<Vec<(String, StepTrace)>, AnyError> {
 fn attack(
     name: &str,
     trace: StepTrace,
-    seconds: f64,
-    budgets: u64,
+    limits: &Limits,
+    (seconds, budgets): (f64, u64),
     tally: &mut Tally,
     out: &mut impl Write,
 ) -> Result<(), AnyError> {
     let costs = Costs::new(&trace, &Device::find("h100")?, CostRule::Physical)?;
-    let limits = Limits::default();
     let problem = Problem::new(trace.clone(), costs.clone(), limits.clone())?;
-    let annealer = Annealer::new(&problem, &trace, &costs, &limits);
+    let annealer = Annealer::new(&problem, &trace, &costs, limits);
     let effort = Effort::Time(Duration::from_secs_f64(seconds));
     let begin = Instant::now();
     let least = problem.least();
