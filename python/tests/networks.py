@@ -80,6 +80,21 @@ def answers(first: dict[str, Any], second: dict[str, Any], third: dict[str, Any]
 
 
 ONLY_TEXT = ("vocab_size", "max_position_embeddings")
+def pairs() -> list[Case]:
+    """CLIP: texts and images, towers that are not alike."""
+    texts = [{**TEXT, "eos_token_id": 2}, {**ODD_TEXT, "eos_token_id": 7, "attention_dropout": 0.1}, ONE_TEXT]
+    images = [
+        {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 32, "patch_size": 8},
+        {"hidden_size": 30, "intermediate_size": 41, "num_hidden_layers": 1, "num_attention_heads": 5, "image_size": 30, "patch_size": 7},
+        {"hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 20, "patch_size": 5,
+         "num_channels": 1, "hidden_act": "gelu"},
+    ]  # fmt: skip
+    fields = [{"projection_dim": width, "text_config": text, "vision_config": image}
+              for width, text, image in zip((32, 27, 40), texts, images, strict=True)]  # fmt: skip
+    steps = (("bf16", 2, 64), ("fp32", 3, 33), ("fp16", 1, 31))
+    return [Case("clip", own, *step) for own, step in zip(fields, steps, strict=True)]
+
+
 CASES = [
     *heads("Bert", {}),
     *heads("Roberta", {"pad_token_id": 1}),
@@ -88,6 +103,7 @@ CASES = [
         {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 2, "num_heads": 3, "d_kv": 10},
         {"dropout_rate": 0.0, "relative_attention_num_buckets": 8},
     ),
+    *pairs(),
     *vision({}, {"num_labels": 1001, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}, {"qkv_bias": False}),
 ]
 

@@ -30,6 +30,8 @@ SPEECH = {
     "encoder_layerdrop": 0.1,
 }  # fmt: skip
 BERT = {"model_type": "bert", **TEXT}
+# It has no native model.
+ELECTRA = {"model_type": "electra", "embedding_size": 32, **TEXT}
 
 
 def request(config: dict[str, Any], **options: Any) -> Request:
@@ -124,17 +126,17 @@ def run(command: str, arguments: list[str], **environment: str) -> subprocess.Co
 
 
 def test_the_command_takes_ids_from_the_cache_and_starts_python(command: str, tmp_path: pathlib.Path) -> None:
-    place = tmp_path / "models--org--bert"
+    place = tmp_path / "models--org--electra"
     (place / "refs").mkdir(parents=True)
     (place / "refs/main").write_text("abc123")
     (place / "snapshots/abc123").mkdir(parents=True)
-    (place / "snapshots/abc123/config.json").write_text(json.dumps(BERT))
-    done = run(command, ["stats", "org/bert", "--batch", "3", "--json"], HF_HUB_CACHE=str(tmp_path))
+    (place / "snapshots/abc123/config.json").write_text(json.dumps(ELECTRA))
+    done = run(command, ["stats", "org/electra", "--batch", "3", "--json"], HF_HUB_CACHE=str(tmp_path))
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert "BertForMaskedLM" in done.stdout and "transformers" in done.stdout
-    assert said["peak"]["total"] == rematic.Trace.from_bytes(json.dumps(captured(request(BERT, batch=3))).encode()).peak()
+    assert "ElectraForMaskedLM" in done.stdout and "transformers" in done.stdout
+    assert said["peak"]["total"] == rematic.Trace.from_bytes(json.dumps(captured(request(ELECTRA, batch=3))).encode()).peak()
     # A native model is found by its id too, without Python.
     (place / "snapshots/abc123/config.json").write_text(json.dumps({"model_type": "olmo2", **TEXT}))
-    done = run(command, ["stats", "org/bert"], HF_HUB_CACHE=str(tmp_path), REMATIC_PYTHON="no-such-python")
-    assert done.returncode == 0 and done.stdout.startswith("org/bert"), done.stderr
+    done = run(command, ["stats", "org/electra"], HF_HUB_CACHE=str(tmp_path), REMATIC_PYTHON="no-such-python")
+    assert done.returncode == 0 and done.stdout.startswith("org/electra"), done.stderr

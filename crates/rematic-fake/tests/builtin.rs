@@ -9,6 +9,8 @@ use rematic_fake::models::{BUILTIN, Model, Options};
 const PARAMETERS: &[(&str, u64)] = &[
     ("bert-base", 109_514_298),
     ("bert-large", 335_174_458),
+    ("clip-vit-base-patch32", 151_277_313),
+    ("clip-vit-large-patch14", 427_616_513),
     ("command-r", 34_980_831_232),
     ("deepseek-v2-lite", 15_706_484_224),
     ("deepseek-v3", 671_026_404_352),

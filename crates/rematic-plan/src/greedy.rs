@@ -3,8 +3,9 @@
 //! It takes the regions that the exact planner would take at the outermost level, and again and again drops what frees
 //! the most bytes per time of recomputation, until the replayed step fits.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::{Arc, OnceLock};
 
 use rematic_replay::Checkpoint;
 use rematic_trace::{Bytes, Millis, Verdict};
@@ -16,8 +17,45 @@ use crate::replayed::Replayed;
 
 /// What the greedy steps lead to: nodes with the positions of their policies.
 type Policies = Vec<(usize, Option<usize>)>;
-/// What they begin with, and the steps: which of these gets which policy.
-pub(crate) type GreedySteps = (Policies, Vec<(usize, usize)>);
+
+/// The greedy planner's way down.
+pub(crate) struct GreedySteps {
+    /// What it begins with.
+    start: Policies,
+    /// Which of these gets which policy.
+    steps: Vec<(usize, usize)>,
+    /// By number of steps, the peak of the step after them, once it is known: budgets ask for the same ones.
+    peaks: Vec<OnceLock<Bytes>>,
+}
+
+/// A step that may be next.
+struct Next {
+    /// Bytes per time.
+    rate: f64,
+    index: usize,
+    policy: usize,
+}
+
+impl PartialEq for Next {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Next {}
+
+impl PartialOrd for Next {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Next {
+    /// The most bytes per time is the highest, and of equal ones the first in the model.
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.rate.total_cmp(&other.rate).then(other.index.cmp(&self.index))
+    }
+}
 
 impl Problem {
     /// Plans greedily.
@@ -44,12 +82,20 @@ impl Problem {
     /// The first step that is within the budget, or the last one.
     pub(crate) fn greedy_fit(&self, budget: Bytes) -> (Vec<Checkpoint>, Replayed) {
         let (count, after) = self.greedy_plans();
-        self.first_within(budget, count, after).1
+        let peaks = &self.greedy_steps().peaks;
+        let peak = |steps: usize| *peaks[steps].get_or_init(|| self.replay(&after(steps)).peak);
+        let checkpoints = after(first_within(budget, count, peak));
+        let replayed = self.replay(&checkpoints);
+        (checkpoints, replayed)
+    }
+
+    fn greedy_steps(&self) -> &GreedySteps {
+        self.greedy_steps.get_or_init(|| self.find_greedy_steps())
     }
 
     /// How many steps there are, and the plan after so many of them: each drops more than the one before.
     pub(crate) fn greedy_plans(&self) -> (usize, impl Fn(usize) -> Vec<Checkpoint>) {
-        let (start, steps) = self.greedy_steps.get_or_init(|| self.find_greedy_steps());
+        let GreedySteps { start, steps, .. } = self.greedy_steps();
         let after = |count: usize| {
             let mut policies = start.clone();
             for &(index, policy) in &steps[..count] {
@@ -66,25 +112,23 @@ impl Problem {
 
     /// The steps in order.
     fn find_greedy_steps(&self) -> GreedySteps {
-        let mut policies: Policies = exact::outermost(self).into_iter().map(|node| (node, None)).collect();
-        let start = policies.clone();
+        let start: Policies = exact::outermost(self).into_iter().map(|node| (node, None)).collect();
         // Equal layers share a frontier, and with it their steps.
         let mut known = HashMap::new();
+        let mut next = |index: usize, present: Option<usize>| {
+            let node = start[index].0;
+            let key = (Arc::as_ptr(&self.nodes[node].frontier), present);
+            let step: &Option<(usize, f64)> = known.entry(key).or_insert_with(|| self.best_step(node, present));
+            step.map(|(policy, rate)| Next { rate, index, policy })
+        };
+        let mut open: BinaryHeap<Next> = (0..start.len()).filter_map(|index| next(index, None)).collect();
         let mut steps = Vec::new();
-        loop {
-            let step = policies
-                .iter()
-                .enumerate()
-                .filter_map(|(index, &(node, present))| {
-                    let key = (Arc::as_ptr(&self.nodes[node].frontier), present);
-                    let step = *known.entry(key).or_insert_with(|| self.best_step(node, present));
-                    step.map(|(policy, rate)| (index, policy, rate))
-                })
-                .max_by(|(a, _, rate_a), (b, _, rate_b)| rate_a.total_cmp(rate_b).then(b.cmp(a)));
-            let Some((index, policy, _)) = step else { return (start, steps) };
-            policies[index].1 = Some(policy);
+        while let Some(Next { index, policy, .. }) = open.pop() {
             steps.push((index, policy));
+            open.extend(next(index, Some(policy)));
         }
+        let peaks = (0..=steps.len()).map(|_| OnceLock::new()).collect();
+        GreedySteps { start, steps, peaks }
     }
 
     /// The policy behind the present one that frees the most for its time, and its bytes per time.
@@ -97,4 +141,20 @@ impl Problem {
             .map(|at| (at, (points[at].freed.0 - freed) as f64 / (points[at].time.0 - time).max(f64::MIN_POSITIVE)))
             .max_by(|(a, rate_a), (b, rate_b)| rate_a.total_cmp(rate_b).then(b.cmp(a)))
     }
+}
+
+/// The first of so many plans, each of which drops more than the one before, whose peak is within the budget; the last one if
+/// none is.
+///
+/// Each lowers the peak or leaves it, up to small things, so it is found by bisection.
+pub(crate) fn first_within(budget: Bytes, count: usize, peak: impl Fn(usize) -> Bytes) -> usize {
+    let (mut low, mut high) = (0, count);
+    if peak(count) > budget {
+        return count;
+    }
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if peak(middle) <= budget { high = middle } else { low = middle }
+    }
+    high
 }

@@ -7,6 +7,7 @@
 use rematic_replay::Checkpoint;
 use rematic_trace::Bytes;
 
+use crate::greedy::first_within;
 use crate::problem::Problem;
 use crate::region::{Frontier, Pricing};
 use crate::replayed::Replayed;
@@ -30,7 +31,13 @@ impl Problem {
         let candidate = &self.priced(Pricing::High)[node].candidate;
         let order = Frontier::cheapest_first(candidate);
         let saving = |items: &[usize]| vec![self.checkpoint(node, items.iter().copied())];
-        let (dropped, mut best) = self.first_within(budget, order.len(), |dropped| saving(&order[dropped..]));
+        let replayed = |dropped: usize| {
+            let checkpoints = saving(&order[dropped..]);
+            let replayed = self.replay(&checkpoints);
+            (checkpoints, replayed)
+        };
+        let dropped = first_within(budget, order.len(), |dropped| replayed(dropped).1.peak);
+        let mut best = replayed(dropped);
         if best.1.peak > budget {
             return None;
         }

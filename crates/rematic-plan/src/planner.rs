@@ -242,35 +242,6 @@ impl Problem {
         best
     }
 
-    /// The first of so many plans, each of which drops more than the one before, that is within the budget; the last one if
-    /// none is. Also says how many there are up to it.
-    ///
-    /// Each lowers the peak or leaves it, up to small things, so it is found by bisection.
-    pub(crate) fn first_within(
-        &self,
-        budget: Bytes,
-        count: usize,
-        plan: impl Fn(usize) -> Vec<Checkpoint>,
-    ) -> (usize, (Vec<Checkpoint>, Replayed)) {
-        let replayed = |index: usize| {
-            let checkpoints = plan(index);
-            let replayed = self.replay(&checkpoints);
-            (checkpoints, replayed)
-        };
-        let mut best = replayed(count);
-        let (mut low, mut high) = (0, count);
-        while best.1.peak <= budget && high - low > 1 {
-            let middle = low + (high - low) / 2;
-            let tried = replayed(middle);
-            if tried.1.peak <= budget {
-                (best, high) = (tried, middle);
-            } else {
-                low = middle;
-            }
-        }
-        (high, best)
-    }
-
     /// Replays a plan. Where it is above the aim, what the replay says beyond what the model said is noted: from now on
     /// the model counts it too.
     fn tighten(&self, aim: Bytes, picks: &[Pick], checkpoints: &[Checkpoint], tightening: &mut Tightening) -> Replayed {
@@ -280,7 +251,9 @@ impl Problem {
         for pick in picks {
             freed.push(freed[freed.len() - 1] + pick.policy.freed.0);
         }
-        let freed_before = |position: usize| freed[picks.partition_point(|pick| nodes[pick.node].end <= position)];
+        let up_to = |position: usize| freed[picks.partition_point(|pick| nodes[pick.node].end <= position)];
+        // What a micro-batch drops is there again before the next one begins.
+        let freed_before = |position: usize| up_to(position) - up_to(self.beginning(position));
         let node_of = |op: usize| {
             let at = picks.partition_point(|pick| nodes[pick.node].end <= op);
             picks.get(at).filter(|pick| nodes[pick.node].start <= op)

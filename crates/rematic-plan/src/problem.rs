@@ -78,6 +78,8 @@ pub struct Problem {
     before: Table<OpId, Bytes>,
     /// By node, the innermost one around it.
     around: Vec<Option<usize>>,
+    /// Where nodes begin before which all others have run again: a new micro-batch. By position, ascending, the first node's first.
+    pub(crate) beginnings: Vec<usize>,
     enumeration: OnceLock<Option<Enumeration>>,
     /// The moments of all plans, and who lives until when; made when they are first asked for.
     moments: OnceLock<(Axis, Lives)>,
@@ -132,6 +134,7 @@ impl Problem {
             Nodes::new(trace, &regions, &eager, spans)
         });
         let dear_nodes = dear.all;
+        let beginnings = beginnings(&regions, &nodes);
         Ok(Problem {
             trace: shared,
             costs,
@@ -149,6 +152,7 @@ impl Problem {
             totals,
             before,
             around: around(&nodes),
+            beginnings,
             nodes,
             enumeration: OnceLock::new(),
             moments: OnceLock::new(),
@@ -331,10 +335,30 @@ impl Problem {
         }
     }
 
+    /// Where the last micro-batch begins that does so at or before a position.
+    pub(crate) fn beginning(&self, position: usize) -> usize {
+        let behind = self.beginnings.partition_point(|beginning| *beginning <= position);
+        behind.checked_sub(1).map_or(0, |at| self.beginnings[at])
+    }
+
     /// How many ends lie at or before a position.
     pub(crate) fn rank(&self, position: usize) -> usize {
         self.ends.partition_point(|end| *end <= position)
     }
+}
+
+/// Where nodes begin before which all earlier ones have run again.
+fn beginnings(regions: &Regions, nodes: &[Node]) -> Vec<usize> {
+    let mut last_trigger = 0;
+    let mut beginnings = Vec::new();
+    for node in nodes {
+        let region = &regions.all()[node.region];
+        if beginnings.is_empty() || last_trigger < region.events.start {
+            beginnings.push(node.start);
+        }
+        last_trigger = last_trigger.max(region.trigger);
+    }
+    beginnings
 }
 
 /// For every node, the innermost one around it.

@@ -17,6 +17,8 @@ pub struct Pace {
     pub communicates: bool,
     /// Tokens of a step, of all devices together; `None` if that is not known.
     pub tokens: Option<u64>,
+    /// Samples of a step, of all devices together, where they have no tokens: images; `None` if they have, or it is not known.
+    pub samples: Option<u64>,
     /// How many devices there are.
     pub devices: u64,
     /// What the model computes in a step on one device, without what is recomputed.
@@ -35,6 +37,8 @@ pub(crate) struct PaceJson {
     tokens_per_second: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens_per_second_per_gpu: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    samples_per_second: Option<f64>,
     /// A number of 64 bits, for those who read no larger ones.
     flops: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,7 +51,11 @@ impl Pace {
     /// Tokens per second of all devices together.
     #[must_use]
     pub fn tokens_per_second(&self) -> Option<f64> {
-        self.tokens.filter(|_| self.step.0 > 0.0).map(|tokens| tokens as f64 / self.step.0 * 1e3)
+        self.per_second(self.tokens)
+    }
+
+    fn per_second(&self, count: Option<u64>) -> Option<f64> {
+        count.filter(|_| self.step.0 > 0.0).map(|count| count as f64 / self.step.0 * 1e3)
     }
 
     /// The part of that which each device has.
@@ -61,6 +69,7 @@ impl Pace {
             exposed_ms: self.exposed,
             tokens_per_second: self.tokens_per_second(),
             tokens_per_second_per_gpu: self.tokens_per_second_per_device(),
+            samples_per_second: self.per_second(self.samples),
             flops: self.flops.0 as f64,
             mfu: self.mfu,
             pace_share: self.reached,
@@ -75,12 +84,14 @@ impl Pace {
 
     fn parts(&self) -> Vec<String> {
         let mut words = Vec::new();
-        if let (Some(all), Some(each)) = (self.tokens_per_second(), self.tokens_per_second_per_device()) {
+        let tokens = self.tokens_per_second().map(|all| (all, "tokens"));
+        if let Some((all, what)) = tokens.or_else(|| Some((self.per_second(self.samples)?, "samples"))) {
+            let each = all / self.devices.max(1) as f64;
             words.push(match self.devices {
-                1 => unbroken(&format!("{} tokens per second", count(all))),
+                1 => unbroken(&format!("{} {what} per second", count(all))),
                 devices => format!(
                     "{}, {}",
-                    unbroken(&format!("{} tokens per second", count(all))),
+                    unbroken(&format!("{} {what} per second", count(all))),
                     unbroken(&format!("{} on each of {devices} GPUs", count(each)))
                 ),
             });
@@ -134,6 +145,7 @@ mod tests {
             phases: [Millis(200.0), Millis(500.0), Millis(100.0)],
             communicates: true,
             tokens: Some(65536),
+            samples: None,
             devices: 8,
             flops: Flops(400_000_000_000_000),
             mfu: Some(0.5056),
@@ -155,6 +167,8 @@ mod tests {
         let known = Pace { reached: Some(0.659), ..alone };
         assert_eq!(spoken(&known), "10,240 tokens per second; MFU 50.6 %; published runs reach 66 % of that pace");
         assert_eq!(spoken(&Pace { tokens: None, mfu: None, ..known }), "");
+        let images = Pace { tokens: None, samples: Some(64), ..alone };
+        assert_eq!(spoken(&images), "80 samples per second; MFU 50.6 %");
     }
 
     #[test]

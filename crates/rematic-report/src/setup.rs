@@ -42,6 +42,7 @@ const LORA: &str = "lora";
 const LORA_TARGETS: &str = "lora-targets";
 const FREEZE: &str = "freeze";
 const LOSS: &str = "loss";
+const CHUNKED: &str = "chunked";
 const SAID: [&str; 11] = [BATCH, SEQ, DTYPE, OPTIMIZER, SHARDS, AUTOCAST, ACCUMULATE, LORA, LORA_TARGETS, FREEZE, LOSS];
 
 /// What a step is trained with and on, whether it was asked for or assumed: the first line of every answer.
@@ -186,7 +187,8 @@ fn trained(origin: &Origin) -> Option<String> {
         format!("LoRA of rank {rank} ({targets})")
     });
     let frozen = find(origin, FREEZE).map(|names| format!("frozen: {}", names.replace(',', ", ")));
-    let loss = find(origin, LOSS).map(|kind| format!("{kind} loss"));
+    // That of a model of another kind is its own.
+    let loss = find(origin, LOSS).filter(|kind| *kind == CHUNKED).map(|kind| format!("{kind} loss"));
     let said: Vec<String> = lora.into_iter().chain(frozen).chain(loss).collect();
     (!said.is_empty()).then(|| said.join(BETWEEN))
 }

@@ -16,6 +16,7 @@
 //! # Ok::<(), rematic::Error>(())
 //! ```
 
+mod alternatives;
 #[cfg(feature = "cli")]
 pub mod cli;
 mod connection;
@@ -35,6 +36,7 @@ mod source;
 mod study;
 mod target;
 
+pub use alternatives::Alternatives;
 pub use connection::{Link, Network, NoConnection};
 pub use error::Error;
 pub use fit::{FitRequest, Fixed, MOST_GPUS, SourceSteps, StepSize, Steps};

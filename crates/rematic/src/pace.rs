@@ -54,6 +54,8 @@ impl Study {
         let origin = &self.trace.origin;
         let tokens = origin.batch.zip(origin.seq).and_then(|(batch, seq)| batch.checked_mul(seq));
         let tokens = tokens.and_then(|tokens| tokens.checked_mul(micro_batches(&self.trace)));
+        let samples = origin.batch.filter(|_| tokens.is_none());
+        let samples = samples.and_then(|samples| samples.checked_mul(micro_batches(&self.trace)));
         let place = &self.trace.place;
         Pace {
             step,
@@ -61,6 +63,7 @@ impl Study {
             phases,
             communicates: !self.trace.collectives().is_empty(),
             tokens: tokens.and_then(|tokens| tokens.checked_mul(groups(place))),
+            samples: samples.and_then(|samples| samples.checked_mul(groups(place))),
             devices: place.ranks().unwrap_or(1),
             flops,
             mfu: least.map(|least| least.0 / step.0).filter(|mfu| *mfu > 0.0),

@@ -36,12 +36,19 @@ pub(crate) struct Fitting<'a> {
     problem: &'a Problem,
     searches: Searches,
     room: Bytes,
-    /// The cheapest plan that fits, with its budget.
-    best: Option<(Bytes, Solution)>,
+    /// The cheapest plan that fits.
+    best: Option<Kept>,
     /// The cheapest that fits if PyTorch empties its cache.
-    just: Option<(Bytes, Solution)>,
+    just: Option<Kept>,
     questions: usize,
     effort: Effort,
+}
+
+/// A plan with its budget and what the step takes under it.
+struct Kept {
+    budget: Bytes,
+    solution: Solution,
+    memory: Option<Memory>,
 }
 
 /// How much is asked of the planners. Whether a plan is found is the same for all.
@@ -211,6 +218,10 @@ impl<'a> Fitting<'a> {
         let mut led = None;
         for search in self.searches.asked {
             let outcome = search(self.problem, budget);
+            // Once a plan for the budget fits, one that costs more than the best says nothing new.
+            if matches!(led, Some(Tried::Fits(_))) && !is_cheaper(&outcome.solution, &self.best) {
+                continue;
+            }
             let tried = self.look(budget, outcome);
             if matches!(tried, Tried::Fits(_)) {
                 led = Some(tried);
@@ -225,20 +236,18 @@ impl<'a> Fitting<'a> {
     fn look(&mut self, budget: Bytes, Outcome { verdict, solution }: Outcome) -> Tried {
         let memory = self.study.memory_under(self.problem, &solution.checkpoints);
         let peak = solution.replayed.peak;
-        let cheaper = |kept: &Option<(Bytes, Solution)>| {
-            kept.as_ref().is_none_or(|(_, kept)| solution.replayed.recompute < kept.replayed.recompute)
-        };
+        let cheaper = |kept: &Option<Kept>| is_cheaper(&solution, kept);
         match memory.map(|memory| (memory.retries, memory.reserved)) {
             None | Some((Some(0), _)) => {
                 if cheaper(&self.best) {
-                    self.best = Some((peak.max(budget), solution));
+                    self.best = Some(Kept { budget: peak.max(budget), solution, memory });
                 }
                 let reserved = memory.map_or(peak, |memory| memory.reserved);
                 Tried::Fits(self.room.saturating_sub(reserved))
             }
             Some((Some(_), _)) => {
                 if cheaper(&self.just) {
-                    self.just = Some((peak.max(budget), solution));
+                    self.just = Some(Kept { budget: peak.max(budget), solution, memory });
                 }
                 // What it would reserve if the cache were not emptied is not known.
                 Tried::Exceeds(Bytes(self.room.0 / EMPTIED))
@@ -250,8 +259,7 @@ impl<'a> Fitting<'a> {
 
     /// What was found, or else the plan with the lowest peak.
     fn chosen(self, least: Option<Solution>) -> Found {
-        if let Some((budget, solution)) = self.best.or(self.just) {
-            let memory = self.study.memory_under(self.problem, &solution.checkpoints);
+        if let Some(Kept { budget, solution, memory }) = self.best.or(self.just) {
             let verdict = if solution.checkpoints.is_empty() { Verdict::Fits } else { Verdict::Planned };
             let bound = match verdict {
                 Verdict::Planned => self.problem.lower_bound(budget).unwrap_or(Millis(0.0)),
@@ -265,4 +273,8 @@ impl<'a> Fitting<'a> {
         let memory = self.study.memory_under(self.problem, &solution.checkpoints);
         Found { outcome: Outcome { verdict: Verdict::Infeasible, solution }, budget: self.room, memory }
     }
+}
+
+fn is_cheaper(solution: &Solution, kept: &Option<Kept>) -> bool {
+    kept.as_ref().is_none_or(|kept| solution.replayed.recompute < kept.solution.replayed.recompute)
 }

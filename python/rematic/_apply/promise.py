@@ -37,8 +37,9 @@ class Promise:
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self.model = model
         self.peak = plan.peak
-        # Variants leave different amounts, and which one runs is known too late.
-        self.after_forward = plan.forward_bytes if len(plan.variants) == 1 else None
+        # Variants leave different amounts, and which one runs is known too late. Nothing is left where training enters beside the
+        # model's forward.
+        self.after_forward = plan.forward_bytes or None if len(plan.variants) == 1 else None
         self._stepped = False
         self._measured: _Peak | None = None
         # Sharded parameters are gathered into memory that the prediction does not have.

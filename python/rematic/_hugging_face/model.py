@@ -92,6 +92,9 @@ def _parts(config: Any) -> list[Any]:
 
 def _set_layers(config: Any, layers: int) -> None:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if config.model_type == "clip":
+        # As the native model: both towers.
+        config.vision_config.num_hidden_layers = layers
     both = [name for name in ("encoder_layers", "decoder_layers", "num_decoder_layers") if hasattr(text, name)]
     own = ["num_hidden_layers"] if hasattr(text, "num_hidden_layers") else []
     if not both and not own:

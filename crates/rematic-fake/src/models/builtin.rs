@@ -112,6 +112,16 @@ pub const BUILTIN: &[Builtin] = &[
         config: Some(include_str!("builtin/vit-large.json")),
     },
     Builtin {
+        name: "clip-vit-base-patch32",
+        description: "CLIP with ViT base, patches of 32, 151 M parameters",
+        config: Some(include_str!("builtin/clip-vit-base-patch32.json")),
+    },
+    Builtin {
+        name: "clip-vit-large-patch14",
+        description: "CLIP with ViT large, patches of 14, 428 M parameters",
+        config: Some(include_str!("builtin/clip-vit-large-patch14.json")),
+    },
+    Builtin {
         name: "gpt-oss-20b",
         description: "GPT-OSS 20B, weights in bf16",
         config: Some(include_str!("builtin/gpt-oss-20b.json")),

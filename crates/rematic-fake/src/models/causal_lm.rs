@@ -15,16 +15,18 @@ pub(super) enum Activation {
     GeluNew,
     GeluTanh,
     Relu,
+    QuickGelu,
 }
 
 impl Activation {
-    pub(super) const NAMES: [(&'static str, Activation); 6] = [
+    pub(super) const NAMES: [(&'static str, Activation); 7] = [
         ("silu", Activation::Silu),
         ("swish", Activation::Silu),
         ("gelu", Activation::Gelu),
         ("gelu_new", Activation::GeluNew),
         ("gelu_pytorch_tanh", Activation::GeluTanh),
         ("relu", Activation::Relu),
+        ("quick_gelu", Activation::QuickGelu),
     ];
 
     pub(super) fn class(self) -> &'static str {
@@ -34,6 +36,7 @@ impl Activation {
             Activation::GeluNew => "NewGELUActivation",
             Activation::GeluTanh => "GELUTanh",
             Activation::Relu => "ReLU",
+            Activation::QuickGelu => "QuickGELUActivation",
         }
     }
 
@@ -43,8 +46,18 @@ impl Activation {
             Activation::Gelu | Activation::GeluTanh => input.gelu(),
             Activation::GeluNew => gelu_new(input),
             Activation::Relu => input.relu(),
+            Activation::QuickGelu => quick_gelu(input),
         })
     }
+}
+
+/// `x * sigmoid(1.702 * x)`.
+fn quick_gelu(input: &Tensor) -> Tensor {
+    let share = {
+        let scaled = input.mul_scalar();
+        scaled.sigmoid()
+    };
+    input.mul(&share)
 }
 
 /// `0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3)))`; every inner result goes as soon as it is used.

@@ -199,6 +199,12 @@ impl Model {
         Ok(self)
     }
 
+    /// The sequences, or samples, in its batch.
+    #[must_use]
+    pub fn batch(&self) -> u64 {
+        self.batch
+    }
+
     /// The optimizer of its step.
     #[must_use]
     pub fn optimizer(&self) -> Optimizer {

@@ -12,7 +12,8 @@ use crate::parallel::TensorParallel;
 pub(super) fn check_optimizer(optimizer: Optimizer) -> Result<(), FakeError> {
     match optimizer {
         Optimizer::AdamW8bit | Optimizer::Lion | Optimizer::Muon | Optimizer::Adafactor => {
-            let rule = format!("what it does with parts of parameters ({}) is not known; take adamw, adam or sgd", Opt("tp"));
+            let rule =
+                format!("what it does with parts of parameters ({}) is not known; take adamw, adam or sgd", Opt("tp"));
             Err(out_of_range("optimizer", optimizer, &rule))
         }
         _ => Ok(()),

@@ -38,6 +38,12 @@ impl Outputs for (Tensor, Tensor) {
     }
 }
 
+impl Outputs for [Tensor; 2] {
+    fn tensors(&self) -> Vec<Tensor> {
+        self.to_vec()
+    }
+}
+
 impl Outputs for Vec<Tensor> {
     fn tensors(&self) -> Vec<Tensor> {
         self.clone()

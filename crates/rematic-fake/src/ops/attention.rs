@@ -193,7 +193,7 @@ const FLASH_WIDEST: u64 = 256;
 fn refused_by_flash(query: &Tensor, value: &Tensor, masked: bool) -> Option<String> {
     if masked {
         Some(format!(
-            "flash attention takes no mask, and a sliding window needs one; use {}",
+            "flash attention takes no mask, and a sliding window or a bias for distances needs one; use {}",
             Opt("attention").to("efficient")
         ))
     } else if query.dtype() == Dtype::F32 {

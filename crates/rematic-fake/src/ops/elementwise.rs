@@ -91,6 +91,16 @@ impl Tensor {
         }))
     }
 
+    /// The type of what is computed of two tensors: a single number does not count beside others of its kind.
+    fn promoted_with(&self, other: &Tensor) -> Dtype {
+        let (own, its) = (self.dtype(), other.dtype());
+        match (self.shape().is_empty(), other.shape().is_empty()) {
+            (true, false) if own.is_float() == its.is_float() => its,
+            (false, true) if own.is_float() == its.is_float() => own,
+            _ => promoted(own, its),
+        }
+    }
+
     /// An elementwise kernel of one tensor, not differentiated.
     pub(crate) fn map(&self, name: &'static str) -> Tensor {
         let out = self.elementwise(name, &[], self.dtype());
@@ -99,7 +109,7 @@ impl Tensor {
 
     /// An elementwise kernel of two tensors, not differentiated.
     pub(crate) fn zip(&self, name: &'static str, other: &Tensor) -> Tensor {
-        let out = self.elementwise(name, &[other], promoted(self.dtype(), other.dtype()));
+        let out = self.elementwise(name, &[other], self.promoted_with(other));
         self.tape().launch_one(Kernel::new(name, &[self, other], vec![out]))
     }
 
@@ -124,7 +134,7 @@ impl Tensor {
     /// `self + other`.
     #[must_use]
     pub fn add(&self, other: &Tensor) -> Tensor {
-        let out = self.elementwise("add.Tensor", &[other], promoted(self.dtype(), other.dtype()));
+        let out = self.elementwise("add.Tensor", &[other], self.promoted_with(other));
         let kernel = Kernel::new("add.Tensor", &[self, other], vec![out]);
         let backward = Box::new(|gradients: &Gradients<'_>| {
             let gradient = gradients.output();
@@ -137,7 +147,7 @@ impl Tensor {
     /// `self - other`.
     #[must_use]
     pub fn sub(&self, other: &Tensor) -> Tensor {
-        let out = self.elementwise("sub.Tensor", &[other], promoted(self.dtype(), other.dtype()));
+        let out = self.elementwise("sub.Tensor", &[other], self.promoted_with(other));
         let kernel = Kernel::new("sub.Tensor", &[self, other], vec![out]);
         let backward = Box::new(|gradients: &Gradients<'_>| {
             let gradient = gradients.output();
@@ -157,7 +167,7 @@ impl Tensor {
     /// `self * other`.
     #[must_use]
     pub fn mul(&self, other: &Tensor) -> Tensor {
-        let out = self.elementwise("mul.Tensor", &[other], promoted(self.dtype(), other.dtype()));
+        let out = self.elementwise("mul.Tensor", &[other], self.promoted_with(other));
         let kernel = Kernel::new("mul.Tensor", &[self, other], vec![out]);
         let (factors, saves) = Factors::new(self, other);
         let backward = Box::new(move |gradients: &Gradients<'_>| {
@@ -168,6 +178,35 @@ impl Tensor {
         });
         let derivative = Derivative { inputs: &[self, other], saves, backward };
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// `self / other`.
+    pub(crate) fn div(&self, other: &Tensor) -> Tensor {
+        let out = self.elementwise("div.Tensor", &[other], self.promoted_with(other));
+        let kernel = Kernel::new("div.Tensor", &[self, other], vec![out]);
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            let [dividend, divisor] = gradients.saved else { return vec![] };
+            let gradient = gradients.output();
+            let for_other = gradients.wanted[1].then(|| {
+                // One expression there: what it needs goes at its end.
+                let quotient = dividend.zip("div.Tensor", divisor);
+                let slope = quotient.zip("div.Tensor", divisor);
+                let negated = gradient.map("neg.default");
+                negated.zip("mul.Tensor", &slope)
+            });
+            vec![gradients.wanted[0].then(|| gradient.zip("div.Tensor", divisor)), for_other]
+        });
+        let derivative =
+            Derivative { inputs: &[self, other], saves: vec![Slot::Input(self), Slot::Input(other)], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// `e ** self`.
+    pub(crate) fn exp(&self) -> Tensor {
+        let this = &self.raised();
+        this.unary("exp.default", vec![Slot::Output(0)], |gradients| {
+            gradients.output().zip("mul.Tensor", &gradients.saved[0])
+        })
     }
 
     /// `self * number`.

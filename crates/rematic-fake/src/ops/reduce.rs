@@ -57,6 +57,10 @@ impl Tensor {
     /// Undoes broadcasting: sums the dimensions that `shape` does not have or has with extent 1. Not differentiated.
     /// Takes the tensor, because it goes as soon as it is summed.
     pub(crate) fn sum_to(self, shape: &[u64]) -> Tensor {
+        if shape.is_empty() {
+            let layout = Layout::contiguous(self.dtype(), &[]);
+            return self.tape().launch_one(Kernel::new("sum.default", &[&self], vec![Out::New(layout)]));
+        }
         let leading = self.shape().len().saturating_sub(shape.len());
         let dims: Vec<usize> = (0..self.shape().len())
             .filter(|&dim| dim < leading || shape[dim - leading] == 1 && self.shape()[dim] != 1)

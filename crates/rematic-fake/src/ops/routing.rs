@@ -126,6 +126,24 @@ impl Tensor {
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
+    /// The vectors at these places of the first and the second dimension.
+    pub(crate) fn at_two(&self, first: &Tensor, second: &Tensor) -> Tensor {
+        let own = Layout::contiguous(self.dtype(), self.shape());
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let [first, second] = gradients.saved else { return vec![] };
+            let gradient = gradients.output();
+            let zeros = gradient.new_zeros(own.clone());
+            let kernel = Kernel::new("index_put.default", &[&zeros, first, second, gradient], vec![Out::New(own)]);
+            vec![Some(gradients.tape.launch_one(kernel))]
+        });
+        let mut shape = first.shape().to_vec();
+        shape.extend(self.shape().iter().skip(2));
+        let out = Out::New(Layout::contiguous(self.dtype(), &shape));
+        let kernel = Kernel::new("index.Tensor", &[self, first, second], vec![out]);
+        let saves = vec![Slot::Input(first), Slot::Input(second)];
+        self.tape().launch_differentiable(kernel, Derivative { inputs: &[self], saves, backward }).swap_remove(0)
+    }
+
     /// Writes values at these places, of a tensor without gradient.
     pub(crate) fn put_at(&self, places: &Tensor, values: &Tensor) {
         let outputs = vec![Out::View(self, self.layout().clone())];

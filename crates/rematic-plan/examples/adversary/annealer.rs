@@ -196,8 +196,9 @@ impl<'a> Annealer<'a> {
         let mut state =
             State { chosen: vec![false; self.candidates.len()], saved: self.candidates.iter().map(items).collect() };
         for Checkpoint { region, saved } in checkpoints {
+            // It knows nothing of runs of calls.
+            let Some(Some(candidate)) = self.candidates.get(region.index()) else { continue };
             let start = self.problem.regions().all()[*region].ops.start;
-            let Some(candidate) = &self.candidates[region.index()] else { continue };
             state.chosen[region.index()] = true;
             for (item, flag) in candidate.items.iter().zip(&mut state.saved[region.index()]) {
                 *flag = item.ops.iter().all(|op| saved.binary_search(&OpId::new(start + op)).is_ok());

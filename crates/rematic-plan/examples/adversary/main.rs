@@ -1,7 +1,7 @@
 //! Tries to beat the exact planner with an annealer on the replay: `tests/adversary [--seconds S] [--budgets N] CASE…`.
 //!
 //! A case is a trace file, a built-in model with the number of its layers (`llama-3-8b:4`), or random models by their seeds
-//! (`random:0..100`).
+//! (`random:0..100`, and `in-place:0..100` with operators that change memory in place).
 
 mod annealer;
 #[path = "../../tests/brute_force/model.rs"]
@@ -35,7 +35,7 @@ fn main() -> Result<(), AnyError> {
         }
     }
     if cases.is_empty() {
-        return Err("name a trace file, MODEL:LAYERS or random:FROM..TO".into());
+        return Err("name a trace file, MODEL:LAYERS, random:FROM..TO or in-place:FROM..TO".into());
     }
     let mut out = std::io::stdout().lock();
     let mut tally = Tally::default();
@@ -70,10 +70,13 @@ struct Tally {
 }
 
 fn traces(case: &str) -> Result<Vec<(String, StepTrace)>, AnyError> {
-    if let Some((from, to)) = case.strip_prefix("random:").and_then(|seeds| seeds.split_once("..")) {
-        let seeds = from.parse::<u64>()?..to.parse()?;
-        let named = |seed: u64| Some((format!("random {seed}"), model::step_with(seed, UNITS)?));
-        return Ok(seeds.filter_map(named).collect());
+    for (kind, step) in [("random", model::step_with as fn(_, _) -> _), ("in-place", model::step_in_place)] {
+        let seeds = case.strip_prefix(kind).and_then(|rest| rest.strip_prefix(':')?.split_once(".."));
+        if let Some((from, to)) = seeds {
+            let seeds = from.parse::<u64>()?..to.parse()?;
+            let named = |seed: u64| Some((format!("{kind} {seed}"), step(seed, UNITS)?));
+            return Ok(seeds.filter_map(named).collect());
+        }
     }
     if Path::new(case).exists() {
         let name = Path::new(case).file_name().map_or(case.into(), |name| name.to_string_lossy().into_owned());
@@ -141,6 +144,14 @@ fn attack(
             if time > last * (1.0 + 1e-9) { " NOT MONOTONE" } else { "" }
         )?;
         last = time.min(last);
+        let greedy = problem.quick_greedy(budget);
+        let peak = greedy.solution.replayed.peak;
+        if greedy.verdict == Verdict::Planned {
+            let (exact, greedy) = (problem.exact(peak).solution, greedy.solution);
+            if exact.replayed.recompute.0 > greedy.replayed.recompute.0 * (1.0 + 1e-9) {
+                writeln!(out, "{name}: {} B: GREEDY IS BETTER: {} ms", peak.0, greedy.replayed.recompute.0)?;
+            }
+        }
     }
     Ok(())
 }

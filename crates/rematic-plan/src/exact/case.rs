@@ -34,6 +34,8 @@ pub(super) struct Case<'a> {
     pub(super) last_ending: Vec<Option<usize>>,
     /// By node, the rank of its end.
     pub(super) end_ranks: Vec<usize>,
+    /// By node, and behind the last: whether all before it have run again, so that nothing is freed when it begins.
+    pub(super) begins: Vec<bool>,
 }
 
 /// No need: there is no such moment.
@@ -67,6 +69,7 @@ impl<'a> Case<'a> {
             last_around: vec![None; problem.ceilings.len()],
             last_ending: vec![None; problem.ceilings.len()],
             end_ranks: nodes.iter().map(|node| problem.rank(node.end)).collect(),
+            begins: begins(problem),
             usable,
         };
         for (index, node) in nodes.iter().enumerate() {
@@ -106,6 +109,9 @@ impl<'a> Case<'a> {
         // Nothing before a node can free more than this: the largest Σd.
         let mut most = vec![0_i64; nodes.len() + 1];
         for (index, node) in nodes.iter().enumerate() {
+            if self.begins[index] {
+                most[index] = 0;
+            }
             self.usable[index] &= most[index] >= self.required(index, 0);
             most[index + 1] = most[index + 1].max(most[index]);
             if self.usable[index] {
@@ -125,6 +131,11 @@ impl<'a> Case<'a> {
         let node = &self.nodes[index];
         let freed = signed(node.candidate.droppable.0) - signed(point.kept.0);
         if node.rebuilt_last { freed } else { freed.max(0) }
+    }
+
+    /// What is left at a node of what was freed before it.
+    pub(super) fn carried(&self, index: usize, freed: i64) -> i64 {
+        if self.begins[index] { 0 } else { freed }
     }
 
     /// What must be freed at a rank, seen from a node that comes before it: a forward ceiling is excused while a chosen
@@ -147,7 +158,7 @@ impl<'a> Case<'a> {
         let mut most: Vec<Option<i64>> = vec![None; nodes.len() + 1];
         most[0] = Some(0);
         for index in 0..nodes.len() {
-            let Some(freed) = most[index] else { continue };
+            let Some(freed) = most[index].map(|freed| self.carried(index, freed)) else { continue };
             let raise = |slot: &mut Option<i64>, value: i64| *slot = Some(slot.map_or(value, |old| old.max(value)));
             if freed >= self.to_skip[index] {
                 raise(&mut most[index + 1], freed);
@@ -159,6 +170,16 @@ impl<'a> Case<'a> {
         }
         most[nodes.len()].is_some()
     }
+}
+
+/// By node, and behind the last: whether a micro-batch begins with it. Of those that begin together the outermost does.
+fn begins(problem: &Problem) -> Vec<bool> {
+    let mut begins = vec![false; problem.nodes.len() + 1];
+    for &beginning in &problem.beginnings {
+        let first = problem.nodes.partition_point(|node| node.start < beginning);
+        begins[first] = true;
+    }
+    begins
 }
 
 /// Bytes of a valid trace are far below 2^63.

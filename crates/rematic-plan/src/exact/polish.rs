@@ -7,16 +7,19 @@ use crate::region::Point;
 /// What is left over where nothing is needed: far from overflow.
 const UNLIMITED: i64 = i64::MAX / 4;
 
-/// What a solution frees beyond what is needed, place by place: another policy shifts all that comes behind it.
+/// What a solution frees beyond what is needed, place by place: another policy shifts all that comes behind it in its
+/// micro-batch.
 struct Margins {
+    /// By pick: whether it is the first of a micro-batch.
+    first: Vec<bool>,
     /// By pick: Σd before it.
     before: Vec<i64>,
     /// By pick: the least that is left over where the nodes before it are passed over.
     passing: Vec<i64>,
     /// By pick: the least that is left over at any need behind it, its own aside.
     behind: Vec<i64>,
-    /// What is left over at the end.
-    spare: i64,
+    /// By pick: what is left over at the end of its micro-batch.
+    spare: Vec<i64>,
 }
 
 impl Case<'_> {
@@ -36,6 +39,9 @@ impl Case<'_> {
         // What is freed by the regions so far beyond what the margins say.
         let mut shift = 0;
         for (at, pick) in picks.iter_mut().enumerate() {
+            if margins.first[at] {
+                shift = 0;
+            }
             let frontier = &self.nodes[pick.node].frontier;
             if !frontier.is_exact() {
                 continue;
@@ -61,17 +67,21 @@ impl Case<'_> {
         let mut shift = 0;
         for at in 1..picks.len() {
             self.problem.cancel.check();
+            if margins.first[at] {
+                shift = 0;
+                continue;
+            }
             let (first, second) = (&picks[at - 1], &picks[at]);
             if !exact(first) || !exact(second) {
                 continue;
             }
             let worth = |pick: &Pick| self.freed(pick.node, &pick.policy);
             let (own, freed) = (worth(first), worth(first) + worth(second));
-            let Some((left, right)) = self.cheapest_pair(first, second, freed - margins.spare) else { continue };
-            let (left_more, more) = (
-                self.freed(first.node, &left) - own,
-                self.freed(first.node, &left) + self.freed(second.node, &right) - freed,
-            );
+            let Some((left, right)) = self.cheapest_pair(first, second, freed - margins.spare[at] - shift) else {
+                continue;
+            };
+            let left_freed = self.freed(first.node, &left);
+            let (left_more, more) = (left_freed - own, left_freed + self.freed(second.node, &right) - freed);
             // The shift of the first of the two is that of all before it.
             let before = margins.before[at - 1] + shift;
             let fits = self.may_choose(first.node, &left, before)
@@ -85,7 +95,6 @@ impl Case<'_> {
             picks[at] = Pick::new(self.nodes, picks[at].node, right);
             // The second is the first of the next two: what is freed before it has changed by the one, behind it by both.
             margins.before[at] += left_more - more;
-            margins.spare += more;
             shift += more;
         }
     }
@@ -119,28 +128,64 @@ impl Case<'_> {
     /// What a solution leaves over; `None` if it does not free enough somewhere.
     fn margins(&self, picks: &[Pick]) -> Option<Margins> {
         let count = picks.len();
-        let (mut before, mut passing) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        // By pick, what is left over at the needs of its own.
-        let mut own = Vec::with_capacity(count);
-        let (mut freed, mut index, mut spare) = (0, 0, UNLIMITED);
-        let left = |freed: i64, range: std::ops::Range<usize>| {
-            self.to_skip[range].iter().map(|need| freed - need).fold(UNLIMITED, i64::min)
+        let mut margins = Margins {
+            first: Vec::with_capacity(count),
+            before: Vec::with_capacity(count),
+            passing: Vec::with_capacity(count),
+            behind: vec![UNLIMITED; count],
+            spare: vec![UNLIMITED; count],
         };
+        // By pick, what is left over when it is chosen, and after that.
+        let mut own: Vec<(i64, i64)> = Vec::with_capacity(count);
+        let (mut freed, mut index, mut least) = (0, 0, UNLIMITED);
         for pick in picks {
-            before.push(freed);
-            passing.push(left(freed, index..pick.node));
+            let Passed { margin, rest, begins } = self.passed(freed, index, pick.node);
+            freed = if begins { 0 } else { freed };
+            margins.first.push(begins);
+            margins.before.push(freed);
+            margins.passing.push(margin);
             let choosing = freed - self.required(pick.node, pick.policy.kept.0);
             freed += self.freed(pick.node, &pick.policy);
-            spare = freed - self.after[pick.node];
-            own.push(choosing.min(spare));
+            own.push((choosing, freed - self.after[pick.node]));
+            least = least.min(margin).min(rest).min(choosing).min(freed - self.after[pick.node]);
             index = self.nodes[pick.node].next;
         }
-        let rest = left(freed, index..self.nodes.len());
-        let mut behind = vec![rest; count];
-        for at in (1..count).rev() {
-            behind[at - 1] = behind[at].min(own[at]).min(passing[at]);
+        let end = self.passed(freed, index, self.nodes.len());
+        if least.min(end.margin).min(end.rest) < 0 {
+            return None;
         }
-        let least = own.iter().chain(&passing).copied().fold(rest, i64::min);
-        (least >= 0).then_some(Margins { before, passing, behind, spare: spare.min(rest) })
+        let (mut behind, mut spare) = (end.margin, None);
+        for at in (0..count).rev() {
+            let (choosing, after) = own[at];
+            margins.behind[at] = behind;
+            let at_end = *spare.get_or_insert(after.min(behind));
+            margins.spare[at] = at_end;
+            behind = behind.min(choosing).min(after).min(margins.passing[at]);
+            if margins.first[at] {
+                // All that the micro-batch before has to do with it.
+                (behind, spare) = (margins.passing[at], None);
+            }
+        }
+        Some(margins)
     }
+
+    /// What is left over where nodes are passed over, if so much is freed before them: up to the next micro-batch, and from there
+    /// on, where nothing is freed.
+    fn passed(&self, freed: i64, start: usize, end: usize) -> Passed {
+        let begins = (start..=end).find(|&index| self.begins[index]);
+        let left = |freed: i64, needs: &[i64]| needs.iter().map(|need| freed - need).fold(UNLIMITED, i64::min);
+        let until = begins.unwrap_or(end);
+        Passed {
+            margin: left(freed, &self.to_skip[start..until]),
+            rest: left(0, &self.to_skip[until..end]),
+            begins: begins.is_some(),
+        }
+    }
+}
+
+/// What is left over where nodes are passed over.
+struct Passed {
+    margin: i64,
+    rest: i64,
+    begins: bool,
 }

@@ -1,6 +1,8 @@
 //! The dynamic programme over the regions.
 
 use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use super::case::Case;
 use super::rates::Rates;
@@ -41,10 +43,14 @@ struct Pair {
     freed: i64,
     /// Σt.
     time: f64,
+    /// The last choice that was written down, and the node and policy that were chosen since, if any.
     choice: u32,
+    node: u32,
+    point: u32,
 }
 
 const NO_CHOICE: u32 = u32::MAX;
+const NO_NODE: u32 = u32::MAX;
 
 impl Case<'_> {
     /// A bound on the time of all solutions, and the best one if it takes less than the limit.
@@ -119,18 +125,27 @@ struct Programme<'a> {
     choices: Vec<Choice>,
     /// For nodes without an exact frontier, the policies that matter.
     near: HashMap<usize, Vec<(Point, Vec<usize>)>>,
+    /// The policies of equal nodes at equal rates that may lead to a solution below the guess.
+    shared: HashMap<SharedBy, Rc<[(usize, Point)]>>,
     /// Whether all policies that might matter were there.
     exact: bool,
     work: usize,
 }
 
+/// What nodes have in common that have the same policies: the frontier, whether what a policy keeps beyond all that it could
+/// drop counts, the rate, and how far above the least a policy may be.
+type SharedBy = (*const Frontier, bool, u64, u64);
+
+/// Distances are rounded up to this share of the guess: those of equal nodes differ by how they were summed up.
+const GRAIN: f64 = 1e-9;
+
 /// The last of the regions that a pair has chosen.
 struct Choice {
     /// The one before.
     earlier: u32,
-    node: usize,
+    node: u32,
     /// Its policy, by position.
-    point: usize,
+    point: u32,
 }
 
 impl<'a> Programme<'a> {
@@ -139,7 +154,7 @@ impl<'a> Programme<'a> {
         let mut before = vec![f64::INFINITY; count + 1];
         before[0] = 0.0;
         let mut pairs: Vec<Vec<Pair>> = vec![Vec::new(); count + 1];
-        pairs[0].push(Pair { freed: 0, time: 0.0, choice: NO_CHOICE });
+        pairs[0].push(Pair { freed: 0, time: 0.0, choice: NO_CHOICE, node: NO_NODE, point: 0 });
         Programme {
             case,
             rates,
@@ -149,6 +164,7 @@ impl<'a> Programme<'a> {
             pairs,
             choices: Vec::new(),
             near: HashMap::new(),
+            shared: HashMap::new(),
             exact: true,
             work: 0,
         }
@@ -158,12 +174,23 @@ impl<'a> Programme<'a> {
     fn pairs_at(&mut self, index: usize) -> Vec<Pair> {
         self.before[index + 1] = self.before[index + 1].min(self.before[index]);
         let mut here = std::mem::take(&mut self.pairs[index]);
+        here.iter_mut().for_each(|pair| pair.freed = self.case.carried(index, pair.freed));
         keep_undominated(&mut here);
         if self.thin {
             let credit = self.rates.credit[index];
             thin_out(&mut here, FEW_PAIRS, |pair| (pair.freed, pair.time - credit * pair.freed as f64));
         }
+        self.write_down(&mut here);
         here
+    }
+
+    /// Writes down what was chosen last: of the pairs that stay, and not of the many that go.
+    fn write_down(&mut self, pairs: &mut [Pair]) {
+        for pair in pairs.iter_mut().filter(|pair| pair.node != NO_NODE) {
+            let choice = u32::try_from(self.choices.len()).unwrap_or(NO_CHOICE);
+            self.choices.push(Choice { earlier: pair.choice, node: pair.node, point: pair.point });
+            (pair.choice, pair.node) = (choice, NO_NODE);
+        }
     }
 
     /// Chooses a node with each of its policies, after each pair; false if that is too much.
@@ -177,71 +204,93 @@ impl<'a> Programme<'a> {
         }
         // A policy that frees nothing is good for nothing where the node and all in it can be passed over.
         let passing = here.partition_point(|pair| pair.freed >= case.to_skip_all[index]);
-        for (position, point) in points {
+        let next = &mut self.pairs[node.next];
+        for &(position, point) in &*points {
             let required = case.required(index, point.kept.0);
             let allowed = here.partition_point(|pair| pair.freed >= required);
             let gain = case.freed(index, &point);
             let from = if gain <= 0 { passing.min(allowed) } else { 0 };
             for pair in &here[from..allowed] {
                 let (freed, time) = (pair.freed + gain, pair.time + point.time.0);
-                if freed < case.after[index] || time + rates.bound(node.next, freed) > guess {
+                let carried = case.carried(node.next, freed);
+                if freed < case.after[index] || time + rates.bound(node.next, carried) > guess {
                     continue;
                 }
-                let choice = u32::try_from(self.choices.len()).unwrap_or(NO_CHOICE);
-                self.choices.push(Choice { earlier: pair.choice, node: index, point: position });
-                self.pairs[node.next].push(Pair { freed, time, choice });
+                let chosen = |index: usize| u32::try_from(index).unwrap_or(NO_NODE - 1);
+                let (node_index, point) = (chosen(index), chosen(position));
+                next.push(Pair { freed, time, choice: pair.choice, node: node_index, point });
             }
         }
         true
     }
 
     /// The policies of a node that may lead to a solution below the guess, with their positions.
-    fn policies(&mut self, index: usize) -> Vec<(usize, Point)> {
+    fn policies(&mut self, index: usize) -> Rc<[(usize, Point)]> {
         let (case, rates, guess) = (self.case, self.rates, self.guess);
         let node = &case.nodes[index];
         let rate = rates.worth[case.end_ranks[index]];
-        // t − Λd.
-        let reduced = |point: &Point| point.time.0 - rate * case.freed(index, point) as f64;
         let (freed, time) = node.frontier.cheapest(rate);
         self.before[node.next] = self.before[node.next].min(self.before[index] + time - rate * freed);
         let others = self.before[index] + rates.to_come[node.next] + rates.owed[0];
+        // How far t − Λd may be from nothing.
+        let most = (guess - others) + GRAIN * guess;
         if !self.thin && !node.frontier.is_exact() {
             let slack = guess - others - (time - rate * freed);
             // How near a policy is goes by all that it keeps, which does not count for the others.
             let counts = node.rebuilt_last.then(|| Frontier::near(&node.candidate, rate, slack.max(0.0)));
             match counts.flatten() {
-                Some(policies) => _ = self.near.insert(index, policies),
+                Some(policies) => {
+                    let points: Vec<Point> = policies.iter().map(|(point, _)| *point).collect();
+                    self.near.insert(index, policies);
+                    return self.leading(index, &points, rate, most);
+                }
                 None => self.exact = false,
             }
         }
-        let may_lead = |(_, point): &(usize, Point)| others + reduced(point) <= guess;
-        let mut points: Vec<(usize, Point)> = match self.near.get(&index) {
-            Some(policies) => policies.iter().map(|(point, _)| *point).enumerate().filter(may_lead).collect(),
-            None => node.frontier.points().iter().copied().enumerate().filter(may_lead).collect(),
-        };
-        if self.thin {
-            thin_out(&mut points, FEW_POINTS, |(_, point)| (case.freed(index, point), reduced(point)));
+        let grain = if guess.is_finite() { GRAIN * guess } else { f64::INFINITY };
+        let most = if grain > 0.0 && grain.is_finite() { (most / grain).ceil() * grain } else { most };
+        let shared = (Arc::as_ptr(&node.frontier), node.rebuilt_last, rate.to_bits(), most.to_bits());
+        if let Some(known) = self.shared.get(&shared) {
+            return Rc::clone(known);
         }
+        let points = self.leading(index, node.frontier.points(), rate, most);
+        self.shared.insert(shared, Rc::clone(&points));
         points
+    }
+
+    /// Of these policies of a node, those whose t − Λd is so little.
+    fn leading(&self, index: usize, points: &[Point], rate: f64, most: f64) -> Rc<[(usize, Point)]> {
+        let case = self.case;
+        let reduced = |point: &Point| point.time.0 - rate * case.freed(index, point) as f64;
+        let may_lead = |(_, point): &(usize, Point)| reduced(point) <= most;
+        let mut leading: Vec<(usize, Point)> = points.iter().copied().enumerate().filter(may_lead).collect();
+        if self.thin {
+            thin_out(&mut leading, FEW_POINTS, |(_, point)| (case.freed(index, point), reduced(point)));
+        }
+        leading.into()
     }
 
     /// The pairs that may pass over a node go on to the next.
     fn pass_over(&mut self, index: usize, mut here: Vec<Pair>) {
         here.retain(|pair| {
-            pair.freed >= self.case.to_skip[index] && pair.time + self.rates.bound(index + 1, pair.freed) <= self.guess
+            let carried = self.case.carried(index + 1, pair.freed);
+            pair.freed >= self.case.to_skip[index] && pair.time + self.rates.bound(index + 1, carried) <= self.guess
         });
         let next = &mut self.pairs[index + 1];
         if next.is_empty() { *next = here } else { next.append(&mut here) }
     }
 
-    fn finish(self) -> Run {
+    fn finish(mut self) -> Run {
         let nodes = self.case.nodes;
-        let last = self.pairs[nodes.len()].iter().min_by(|a, b| a.time.total_cmp(&b.time).then(b.freed.cmp(&a.freed)));
+        let mut ends = std::mem::take(&mut self.pairs[nodes.len()]);
+        self.write_down(&mut ends);
+        let last = ends.iter().min_by(|a, b| a.time.total_cmp(&b.time).then(b.freed.cmp(&a.freed)));
         let Some(last) = last else { return Run::Nothing { exact: self.exact } };
         let mut picks = Vec::new();
         let mut choice = last.choice;
         while choice != NO_CHOICE {
             let Choice { earlier, node, point } = self.choices[choice as usize];
+            let (node, point) = (node as usize, point as usize);
             picks.push(match self.near.get(&node) {
                 Some(policies) => Pick { node, policy: policies[point].0, saved: policies[point].1.clone() },
                 None => Pick::new(nodes, node, nodes[node].frontier.points()[point]),

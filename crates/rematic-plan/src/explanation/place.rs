@@ -2,7 +2,9 @@ use rematic_replay::Ran;
 use rematic_trace::{Phase, StepTrace, any_layer};
 use serde::Serialize;
 
+use super::flow::Flow;
 use super::loss::Loss;
+use crate::problem::Problem;
 
 /// Which part of a step a moment belongs to: what decides about its peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -36,6 +38,13 @@ pub struct Place {
 }
 
 impl Place {
+    /// Where a step peaks without a plan.
+    #[must_use]
+    pub fn of_baseline(problem: &Problem) -> Self {
+        let trace = problem.trace();
+        Place::new(trace, Loss::find(trace, &Flow::new(trace)).as_ref(), problem.baseline().at)
+    }
+
     pub(super) fn new(trace: &StepTrace, loss: Option<&Loss>, at: Option<Ran>) -> Self {
         let Some(ran) = at else {
             let words = "at the start, before the first operator".to_owned();

@@ -26,11 +26,12 @@ use rematic_trace::{Bytes, Category, Event, OpId, StorageId, Table};
 use super::prices::{Part, Prices};
 use super::shares::{Share, Shares};
 use super::{Axis, Lives};
-use crate::planner::NEAR;
 use crate::problem::Problem;
 
-/// How often what is held by several is shared anew.
-const SHARINGS: usize = 3;
+/// How much the plan counts when what is held by several is shared anew, beside how often the cheapest plans hold it.
+const SHARINGS: [f64; 3] = [1.0, 0.1, 0.0];
+/// Where less than this share is open, it is not.
+const WORTH_SHARING: f64 = 0.005;
 
 /// Bytes more (or less) in use from one span of moments to before another.
 #[derive(Clone, Copy)]
@@ -106,19 +107,18 @@ impl Bound {
         let under_plan = self.holds(problem, plan);
         let near = self.with_shares(problem, |node, choice| f64::from(u8::from(under_plan(node, choice))));
         let mut best = (near.prices(problem, parts, budget, known), near);
-        for _ in 0..SHARINGS {
-            if self.shares.are_none() || best.0.bound >= known * (1.0 - NEAR) {
+        for weight in SHARINGS {
+            if self.shares.are_none() || best.0.bound >= known * (1.0 - WORTH_SHARING) {
                 break;
             }
             let usage = best.0.usage.clone();
             let near = self.with_shares(problem, |node, choice| {
-                f64::from(u8::from(under_plan(node, choice))) + usage.of(node, choice)
+                weight * f64::from(u8::from(under_plan(node, choice))) + usage.of(node, choice)
             });
             let prices = near.prices(problem, parts, budget, known);
-            if prices.bound <= best.0.bound {
-                break;
+            if prices.bound > best.0.bound {
+                best = (prices, near);
             }
-            best = (prices, near);
         }
         (best.1, best.0)
     }

@@ -26,11 +26,9 @@ const MOST_WATCHED: usize = 8;
 const TIE: f64 = 1e-12;
 /// With too many labels, for the work that is left, those that are nearly the same become one, which costs no more than any of them and is nowhere
 /// higher: what is shown is then a little less, and true.
-const FEWEST_LABELS: usize = 400;
+const FEWEST_LABELS: usize = 100;
 const MOST_LABELS: usize = 8000;
 const MOST_POLICIES: usize = 100;
-/// Of the labels and policies of a node, so few go together.
-const TOGETHER: usize = 4;
 /// How near those are at first, as a share of what is open.
 const NEARLY: f64 = 1e-4;
 /// How much of what is open is asked for, one after the other.
@@ -108,6 +106,8 @@ struct Proof<'a> {
     before: Vec<f64>,
     watched: Vec<usize>,
     decisions: Vec<Decision>,
+    /// Whether labels that are nearly the same become one where there are too many.
+    joins: bool,
     work: usize,
 }
 
@@ -131,7 +131,12 @@ impl Bound {
                 continue;
             }
             // More is more work: little is asked for first.
-            let Some(shown) = proof.search(target, most_work, &mut proven) else { break };
+            let mut shown = proof.search(target, most_work / 2, &mut proven);
+            if shown.is_none() && !proof.joins {
+                proof.joins = true;
+                shown = proof.search(target, most_work / 2, &mut proven);
+            }
+            let Some(shown) = shown else { break };
             proven.bound = proven.bound.max(shown);
             if shown < target {
                 break;
@@ -163,7 +168,19 @@ impl<'a> Proof<'a> {
             a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
         });
         let watched = first.into_iter().collect();
-        Proof { bound, problem, part, budget, prices, cheapest, before, watched, decisions: Vec::new(), work: 0 }
+        Proof {
+            bound,
+            problem,
+            part,
+            budget,
+            prices,
+            cheapest,
+            before,
+            watched,
+            decisions: Vec::new(),
+            joins: false,
+            work: 0,
+        }
     }
 
     /// The highest time up to the target that is shown; `None` if that is too much work.
@@ -209,7 +226,7 @@ impl<'a> Proof<'a> {
         }
         let lowest = self.lowest(&policies);
         let pairs = policies.iter().map(Vec::len).sum::<usize>().max(1);
-        let most = (TOGETHER * most_work / pairs).clamp(FEWEST_LABELS, MOST_LABELS);
+        let most = (most_work / pairs).clamp(FEWEST_LABELS, MOST_LABELS);
         let mut labels: Vec<Vec<Label>> = vec![Vec::new(); nodes.len() + 1];
         labels[0].push(self.start());
         for index in 0..nodes.len() {
@@ -400,8 +417,15 @@ impl<'a> Proof<'a> {
 
     /// If there are too many, joins those that are nearly the same.
     fn join(&mut self, labels: &mut Vec<Label>, most: usize, target: f64) {
+        if !self.joins || labels.len() <= most {
+            return;
+        }
+        let overs = labels.iter().map(|label| label.over[0]);
+        let (low, high) = overs.fold((f64::MAX, f64::MIN), |(low, high), over| (low.min(over), high.max(over)));
         let least = self.cheapest.best[0] + self.cheapest.constant;
-        let mut near = NEARLY * (target - least).max(f64::MIN_POSITIVE);
+        // Cells of which there are not too many along the first of the watched moments.
+        let mut near = (NEARLY * (target - least)).max((high - low) * self.rate() / (2 * most) as f64);
+        near = near.max(f64::MIN_POSITIVE);
         while labels.len() > most {
             self.work += labels.len();
             // What so much costs, in bytes.

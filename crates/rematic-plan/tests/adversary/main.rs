@@ -74,8 +74,8 @@ fn attack(name: &str, trace: &StepTrace, seed: u64) -> usize {
 
 #[test]
 fn an_annealer_beats_no_plan_by_more_than_a_percent() {
-    let plain = (300..324).map(|seed| (seed, model::step_with(seed, 20)));
-    let in_place = (300..312).map(|seed| (seed, model::step_in_place(seed, 20)));
+    let plain = (300..318).map(|seed| (seed, model::step_with(seed, 20)));
+    let in_place = (300..308).map(|seed| (seed, model::step_in_place(seed, 20)));
     let mut attacks = attack("nest8", &file("nest8.rmt.zst"), 1);
     for (seed, trace) in plain.chain(in_place) {
         attacks += trace.map_or(0, |trace| attack(&format!("seed {seed}"), &trace, seed));

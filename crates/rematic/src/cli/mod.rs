@@ -22,8 +22,8 @@ use clap::{CommandFactory, FromArgMatches};
 use owo_colors::OwoColorize;
 
 use crate::{
-    Devices, Dtype, Error, Fsdp2, Limits, PlanDocument, RehearsalError, SavedReport, Source, StepTrace, Study,
-    Target, visible,
+    Devices, Dtype, Error, Fsdp2, Limits, PlanDocument, RehearsalError, SavedReport, Source, StepTrace, Study, Target,
+    visible,
 };
 use rematic_trace::Opt;
 

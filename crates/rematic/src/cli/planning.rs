@@ -4,12 +4,13 @@ use std::io::Write;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use rematic_report::Ways;
 
-use super::arguments::{CurveArguments, Language, LimitArguments, PlanArguments, ReplayArguments};
+use super::arguments::{CurveArguments, Language, LimitArguments, PlanArguments, ReplayArguments, SourceArguments};
 use super::{Answer, Failure, Warnings, read, style, trace_of, unsharded};
 use crate::{
-    Bytes, Error, Fsdp2, Limits, MilpSettings, PlanAnswer, PlanDocument, Planner, Resharding, StepTrace, Study,
-    Verdict, plan_python,
+    Alternatives, Bytes, Error, Fsdp2, Limits, MilpSettings, PlanAnswer, PlanDocument, Planner, Resharding, Source,
+    StepTrace, Study, Verdict, plan_python,
 };
 
 /// The exit code of a step that cannot be made to fit.
@@ -33,11 +34,26 @@ pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answ
                 Resharding { whole: &whole, target: &target, limits: &limits, planner, budget: arguments.budget };
             question.plan(how.unwrap_or(Fsdp2::over(0)))?
         }
-        false => Study::new(read(source)?, target, limits)?.plan(planner, arguments.budget)?,
+        false => {
+            let study = Study::new(read(source)?, target, limits)?;
+            let found = study.plan(planner, arguments.budget)?;
+            if found.for_device && found.verdict != Verdict::Fits { beside(&study, found, source)? } else { found }
+        }
     };
     let document = (found.verdict != Verdict::Infeasible).then_some(&found.document);
     write(arguments, document, warnings)?;
     Ok(emitted(arguments.emit, document, answer(&found, arguments.limits.json)))
+}
+
+/// The answer for a device, with what else fits it.
+fn beside(study: &Study, found: PlanAnswer, source: &SourceArguments) -> Result<PlanAnswer, Failure> {
+    let shard = |trace: StepTrace| match source.sharding() {
+        Some(how) => Ok(crate::fsdp2(&trace, &how, &crate::fsdp2_layers(&trace))?),
+        None => Ok(trace),
+    };
+    let model = Source::open(&source.source)?;
+    let alone = Alternatives { source: &model, options: &source.options(), shard: &shard }.fitting(study);
+    Ok(PlanAnswer { ways: Ways { alone, ..Ways::default() }, ..found })
 }
 
 /// The plan as code in place of the answer in words. Where there is none, the words are no code, and go to the error

@@ -49,7 +49,8 @@ impl RecipeArguments {
     pub(crate) fn recipe(&self, is_sharded: bool) -> Recipe {
         let (rank, targets, alpha) = (self.lora, self.lora_targets.clone(), self.lora_alpha);
         // FSDP2's mixed precision casts all that it gathers.
-        let dtype = self.precision.filter(|precision| is_sharded && precision.mixed).map(|precision| precision.types(true).0);
+        let dtype =
+            self.precision.filter(|precision| is_sharded && precision.mixed).map(|precision| precision.types(true).0);
         Recipe {
             autocast: self.precision.and_then(|precision| precision.types(is_sharded).1),
             accumulate: self.accumulate,

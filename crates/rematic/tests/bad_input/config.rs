@@ -160,10 +160,9 @@ fn fields_of_another_type_are_refused() {
 fn other_families_need_python() {
     let lines =
         ["`no-such-python` does not have rematic and transformers", "\n  pip install rematic torch transformers\n"];
-    for family in ["bert", "GPT2", "", "deepseek_v3"] {
-        let why = format!(
-            "model_type `{family}` has no native model; those that have are gpt2, gpt_neox, llama, mistral, qwen2"
-        );
+    for family in ["electra", "GPT2", "", "whisper"] {
+        let why =
+            format!("model_type `{family}` has no native model; those that have are gpt2, gpt_neox, bert, roberta, t5");
         refused_with(gpt2(), "model_type", json!(family), &[&why, lines[0], lines[1], "rematic stats /"]);
     }
     let why = "rope_scaling of type `longrope` is not supported";
@@ -191,7 +190,7 @@ fn models_that_the_cache_does_not_have_are_not_downloaded() {
 
 #[test]
 fn options_that_mean_nothing_to_a_captured_model_are_refused() {
-    let config = with(gpt2(), "model_type", json!("bert"));
+    let config = with(gpt2(), "model_type", json!("electra"));
     with_text(config.to_string().as_bytes(), |path| {
         let path = path.to_str().unwrap();
         for option in ["--heads", "--dim", "--vocab", "--tp"] {
@@ -268,4 +267,78 @@ fn files_that_cannot_be_read_are_named() {
     let directory = folder.path().join("folder.rmt");
     std::fs::create_dir(&directory).unwrap();
     refused_source(&directory, &["cannot read", "directory"]);
+}
+
+/// Configs of encoders with a field that is none, or that goes through Python.
+#[test]
+fn fields_of_encoders_are_checked() {
+    let of = |family: &str| json!({ "model_type": family });
+    for value in [json!(0), json!(-1), json!("8"), json!(1.5)] {
+        for (family, field) in [
+            ("bert", "hidden_size"),
+            ("roberta", "type_vocab_size"),
+            ("t5", "d_kv"),
+            ("t5", "relative_attention_num_buckets"),
+            ("vit", "patch_size"),
+            ("clip", "projection_dim"),
+        ] {
+            refused_with(of(family), field, value.clone(), &[field, &value.to_string()]);
+        }
+    }
+    refused_with(
+        of("bert"),
+        "num_attention_heads",
+        json!(7),
+        &["`num_attention_heads` is 7", "divide hidden_size, 768"],
+    );
+    refused_with(of("roberta"), "max_position_embeddings", json!(2), &["is 2; positions are counted from 2 on"]);
+    refused_with(of("roberta"), "pad_token_id", json!(null), &["`pad_token_id` is null"]);
+    refused_with(of("t5"), "feed_forward_proj", json!("half-relu"), &["is `half-relu`", "`gated-` and one"]);
+    refused_with(of("t5"), "pad_token_id", json!(null), &["`pad_token_id` is null"]);
+    refused_with(of("vit"), "patch_size", json!(300), &["is 300 × 300; images are 224 × 224"]);
+    refused_with(of("vit"), "image_size", json!([224]), &["`image_size` must be", "a list of two"]);
+    refused_with(of("clip"), "text_config", json!(7), &["`text_config` is 7; it must be an object"]);
+    refused_with(
+        of("clip"),
+        "vision_config",
+        json!({ "patch_size": [2, 2] }),
+        &["`patch_size` must be a whole number"],
+    );
+    for (family, field, value) in [
+        ("bert", "architectures", json!(["BertForMultipleChoice"])),
+        ("bert", "tie_word_embeddings", json!(false)),
+        ("bert", "is_decoder", json!(true)),
+        ("vit", "problem_type", json!("regression")),
+        ("t5", "architectures", json!(["T5ForQuestionAnswering"])),
+        ("clip", "text_config_dict", json!({ "hidden_size": 8 })),
+    ] {
+        refused_with(of(family), field, value, &["is not supported", "does not have rematic and transformers"]);
+    }
+}
+
+/// Fields of latent attention, of groups of experts and of sinks.
+#[test]
+fn fields_of_new_decoders_are_checked() {
+    let of = |family: &str| {
+        let config = with(with(llama(), "model_type", json!(family)), "num_experts_per_tok", json!(2));
+        with(config, "num_key_value_heads", json!(4))
+    };
+    refused_with(
+        of("deepseek_v3"),
+        "num_key_value_heads",
+        json!(1),
+        &["every one of the", "heads has keys and values"],
+    );
+    refused_with(of("deepseek_v3"), "qk_rope_head_dim", json!(7), &["`qk_rope_head_dim` is 7", "even width"]);
+    refused_with(of("deepseek_v3"), "n_group", json!(7), &["`n_group` is 7; it must divide n_routed_experts, 256"]);
+    refused_with(of("deepseek_v3"), "n_group", json!(256), &["a group needs two experts, of 256 in all"]);
+    refused_with(of("deepseek_v3"), "topk_group", json!(9), &["is 9, but there are 8 groups"]);
+    refused_with(of("deepseek_v3"), "num_experts_per_tok", json!(129), &["there are 128 experts to choose from"]);
+    refused_with(of("deepseek_v2"), "num_experts_per_tok", json!(65), &["there are 64 experts to choose from"]);
+    refused_with(of("deepseek_v2"), "topk_method", json!("noaux_tc"), &["topk_method `noaux_tc` is not supported"]);
+    refused_with(of("gpt_oss"), "sliding_window", json!(null), &["`sliding_window` is null"]);
+    refused_with(of("gpt_oss"), "num_experts_per_tok", json!(129), &["is 129, but there are 128 experts"]);
+    // Others than the publishers' own are not known to be dequantized.
+    let other = json!({ "quant_method": "awq" });
+    refused_with(of("gpt_oss"), "quantization_config", other, &["quantization_config (awq)"]);
 }

@@ -82,7 +82,20 @@ fn plans_that_do_not_fit_here_say_so() {
 fn a_plan_for_another_step_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.json");
-    let made = ["plan", "gpt2", "--layers", "2", "--batch", "4", "--seq", "64", "--budget", "1GiB", "-o", path.to_str().unwrap()];
+    let made = [
+        "plan",
+        "gpt2",
+        "--layers",
+        "2",
+        "--batch",
+        "4",
+        "--seq",
+        "64",
+        "--budget",
+        "1GiB",
+        "-o",
+        path.to_str().unwrap(),
+    ];
     assert_eq!(run(&made).code, Some(0));
     let model = ["gpt2", "--layers", "2"];
     assert_eq!(run(&replay(&model, &path)).code, Some(0), "as it was planned");

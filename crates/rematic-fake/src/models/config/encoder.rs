@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::Config;
 use crate::error::FakeError;
 use crate::models::causal_lm::Activation;
-use crate::models::encoder::{BertConfig, BertFamily, Head, Images, T5Config, VitConfig};
+use crate::models::encoder::{BertConfig, BertFamily, ClipConfig, Head, Images, T5Config, TowerConfig, VitConfig};
 
 pub(super) fn bert(config: &Config<'_>, family: BertFamily) -> Result<BertConfig, FakeError> {
     for flag in ["is_decoder", "add_cross_attention", "is_encoder_decoder"] {
@@ -109,6 +109,45 @@ pub(super) fn t5(config: &Config<'_>) -> Result<T5Config, FakeError> {
         gated,
         scaled: config.flag_or("tie_word_embeddings", true)?,
         dropout: config.probability_or("dropout_rate", 0.1)?,
+    })
+}
+
+pub(super) fn clip(config: &Config<'_>) -> Result<ClipConfig, FakeError> {
+    head(config, "CLIP", &[("CLIPModel".to_owned(), ())])?;
+    for field in ["text_config_dict", "vision_config_dict"] {
+        if config.get(field).is_some() {
+            return Err(config.unsupported(field, "remove it"));
+        }
+    }
+    let (text, vision) = (config.inner("text_config")?, config.inner("vision_config")?);
+    for (inner, field) in [(&vision, "image_size"), (&vision, "patch_size")] {
+        if inner.get(field).is_some_and(Value::is_array) {
+            return Err(inner.fault(field, "must be a whole number"));
+        }
+    }
+    Ok(ClipConfig {
+        vocab: text.count_or("vocab_size", 49_408)?,
+        positions: text.count_or("max_position_embeddings", 77)?,
+        ends_in_highest: text.whole_or("eos_token_id", 49_407)? == 2,
+        text: tower(&text, [512, 2048, 12, 8])?,
+        images: images(&vision, 224, 32)?,
+        vision: tower(&vision, [768, 3072, 12, 12])?,
+        projection: config.count_or("projection_dim", 512)?,
+    })
+}
+
+/// One tower of CLIP; the numbers are those that it has unless the config says otherwise.
+fn tower(config: &Config<'_>, [hidden, intermediate, layers, heads]: [u64; 4]) -> Result<TowerConfig, FakeError> {
+    let hidden = config.count_or("hidden_size", hidden)?;
+    let heads = config.count_or("num_attention_heads", heads)?;
+    config.divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
+    Ok(TowerConfig {
+        hidden,
+        intermediate: config.count_or("intermediate_size", intermediate)?,
+        layers: config.count_or("num_hidden_layers", layers)?,
+        heads,
+        activation: config.activation("hidden_act", Activation::QuickGelu)?,
+        attention_dropout: config.probability_or("attention_dropout", 0.0)?,
     })
 }
 

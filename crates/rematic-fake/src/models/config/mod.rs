@@ -41,7 +41,11 @@ const ROPE_TYPES: [&str; 4] = ["default", "linear", "llama3", "yarn"];
 /// All model types that have a front end.
 fn supported() -> String {
     let decoders = DECODERS.iter().map(|(name, _)| *name);
-    ["gpt2", "gpt_neox", "bert", "roberta", "t5", "vit"].into_iter().chain(decoders).collect::<Vec<_>>().join(", ")
+    ["gpt2", "gpt_neox", "bert", "roberta", "t5", "vit", "clip"]
+        .into_iter()
+        .chain(decoders)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// What a config says that is not architecture.
@@ -75,6 +79,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, FakeError> {
         ("bert", _) => Architecture::Network(Network::Bert(encoder::bert(&config, BertFamily::Bert)?)),
         ("roberta", _) => Architecture::Network(Network::Bert(encoder::bert(&config, BertFamily::Roberta)?)),
         ("t5", _) => Architecture::Network(Network::T5(encoder::t5(&config)?)),
+        ("clip", _) => Architecture::Network(Network::Clip(encoder::clip(&config)?)),
         ("vit", _) => Architecture::Network(Network::Vit(encoder::vit(&config)?)),
         (_, Some((_, family))) => Architecture::Decoder(decoder::parse(&config, *family)?),
         (other, None) => {
@@ -177,6 +182,16 @@ impl Config<'_> {
         }
         let what = format!("quantization_config{}", method.map_or_else(String::new, |method| format!(" ({method})")));
         Err(FakeError::Quantized { file: self.file.to_owned(), what })
+    }
+
+    /// A config in the config; empty if there is none.
+    fn inner(&self, field: &str) -> Result<Config<'_>, FakeError> {
+        let fields = match self.get(field) {
+            None => Map::new(),
+            Some(Value::Object(fields)) => fields.clone(),
+            Some(value) => return Err(self.fault(field, &format!("is {value}; it must be an object"))),
+        };
+        Ok(Config { file: self.file, fields })
     }
 
     /// Refuses rotary embeddings that run other operators.

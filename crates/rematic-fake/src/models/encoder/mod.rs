@@ -2,6 +2,7 @@
 //! `rematic._hugging_face` gives them when it captures them.
 
 mod bert;
+mod clip;
 mod head;
 mod t5;
 mod vit;
@@ -10,6 +11,8 @@ use rematic_trace::{Dtype, StepTrace};
 
 use self::bert::Bert;
 pub(super) use self::bert::{BertConfig, BertFamily};
+use self::clip::Clip;
+pub(super) use self::clip::{ClipConfig, TowerConfig};
 pub(super) use self::head::Head;
 use self::t5::T5;
 pub(super) use self::t5::T5Config;
@@ -28,6 +31,7 @@ pub(super) enum Network {
     Bert(BertConfig),
     Vit(VitConfig),
     T5(T5Config),
+    Clip(ClipConfig),
 }
 
 /// The step that a network is trained with.
@@ -45,6 +49,7 @@ impl Network {
             Network::Bert(bert) => bert.layers,
             Network::Vit(vit) => vit.layers,
             Network::T5(t5) => t5.layers.max(t5.decoder_layers),
+            Network::Clip(clip) => clip.text.layers.max(clip.vision.layers),
         }
     }
 
@@ -53,6 +58,7 @@ impl Network {
             Network::Bert(bert) => bert.layers = layers,
             Network::Vit(vit) => vit.layers = layers,
             Network::T5(t5) => (t5.layers, t5.decoder_layers) = (layers, layers),
+            Network::Clip(clip) => (clip.text.layers, clip.vision.layers) = (layers, layers),
         }
     }
 
@@ -63,6 +69,9 @@ impl Network {
             }
             Network::Vit(vit) => (vit.hidden_dropout, vit.attention_dropout) = (dropout, dropout),
             Network::T5(t5) => t5.dropout = dropout,
+            Network::Clip(clip) => {
+                (clip.text.attention_dropout, clip.vision.attention_dropout) = (dropout, dropout);
+            }
         }
     }
 
@@ -70,6 +79,7 @@ impl Network {
     pub(super) fn longest_text(&self) -> Option<u64> {
         match self {
             Network::Bert(bert) => Some(bert.positions.saturating_sub(bert.offset)),
+            Network::Clip(clip) => Some(clip.positions),
             Network::Vit(_) | Network::T5(_) => None,
         }
     }
@@ -77,7 +87,7 @@ impl Network {
     /// Whether it reads text, which has a length.
     pub(super) fn reads_text(&self) -> bool {
         match self {
-            Network::Bert(_) | Network::T5(_) => true,
+            Network::Bert(_) | Network::T5(_) | Network::Clip(_) => true,
             Network::Vit(_) => false,
         }
     }
@@ -88,6 +98,10 @@ impl Network {
             Network::Bert(bert) => (bert.class(), format!("text of {seq} tokens"), bert.head.loss()),
             Network::Vit(vit) => {
                 ("ViTForImageClassification".to_owned(), vit.images.describe(), Head::SequenceClassification.loss())
+            }
+            Network::Clip(clip) => {
+                let given = format!("texts of {seq} tokens with {}", clip.images.describe());
+                ("CLIPModel".to_owned(), given, "texts against images")
             }
             Network::T5(_) => {
                 ("T5ForConditionalGeneration".to_owned(), format!("text of {seq} tokens"), "the answer's tokens")
@@ -121,6 +135,13 @@ impl Network {
             Network::T5(config) => {
                 let model = T5::new(tape, config, shape.dtype, shape.kernel);
                 let given: Vec<_> = batches.map(|_| (tokens(), tokens())).collect();
+                let forward = |batch: usize| model.forward(&given[batch].0, &given[batch].1);
+                step()?.run_each(forward, |outputs: &Vec<Tensor>| outputs[0].clone())
+            }
+            Network::Clip(config) => {
+                let model = Clip::new(tape, config, shape.dtype, shape.kernel);
+                let images = || config.images.input(tape, shape.batch, shape.dtype);
+                let given: Vec<_> = batches.map(|_| (tokens(), images())).collect();
                 let forward = |batch: usize| model.forward(&given[batch].0, &given[batch].1);
                 step()?.run_each(forward, |outputs: &Vec<Tensor>| outputs[0].clone())
             }
