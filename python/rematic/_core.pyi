@@ -188,7 +188,20 @@ class Region:
         """Time of recomputation."""
     @property
     def policy(self) -> list[tuple[str, bool]]:
-        """All of its forward operators in order: name with overload, and whether its output is saved."""
+        """All of its forward operators in order: name with overload, and whether its output is saved, on the device or on the
+        host."""
+    @property
+    def offloaded(self) -> list[int]:
+        """The positions of those whose outputs lie on the host between forward and backward."""
+    @property
+    def offload_bytes(self) -> int:
+        """Bytes that go to the host, and come back."""
+    @property
+    def leaves_with(self) -> int | None:
+        """The region of the plan, from 0, with the end of whose forward these outputs leave the device."""
+    @property
+    def returns_with(self) -> int | None:
+        """The region with the beginning of whose recomputation they come back."""
     @property
     def saved(self) -> list[str]:
         """The operators whose output is saved, in order."""
@@ -288,6 +301,15 @@ class Plan:
     def recompute_ms(self) -> float:
         """Time of recomputation."""
     @property
+    def offload_bytes(self) -> int:
+        """Bytes that go to the host, and come back."""
+    @property
+    def host_bytes(self) -> int:
+        """What they take of the host's pinned memory."""
+    @property
+    def stall_ms(self) -> float:
+        """How long the device waits for these copies."""
+    @property
     def lower_bound_ms(self) -> float:
         """The bound of the planner's model."""
     @property
@@ -337,6 +359,12 @@ class CurvePoint:
         """Whether the device has that; None on the CPU."""
     @property
     def recompute_ms(self) -> float: ...
+    @property
+    def offload_bytes(self) -> int: ...
+    @property
+    def host_bytes(self) -> int: ...
+    @property
+    def stall_ms(self) -> float: ...
     @property
     def lower_bound_ms(self) -> float: ...
 
@@ -430,6 +458,8 @@ def plan(
     gap: float | None = None,
     time_limit: float | None = None,
     usable: _Size | None = None,
+    host_memory: _Size | None = None,
+    host_bandwidth: float | str | None = None,
 ) -> Plan:
     """Finds what to drop and recompute so that the step fits a budget, at the least extra time.
 
@@ -443,6 +473,9 @@ def plan(
 
     The planner `milp` goes by torch's model of memory; where the replayed plan is above the budget all the same, it warns.
     Only it takes `gap`, the share by which its plan may be slower than the best, and `time_limit`, in seconds.
+
+    With `host_memory`, outputs may also be moved to pinned memory of the host and back, in at most so much of it;
+    `host_bandwidth` is what copies reach, in GB/s of one direction, by default by the device's data sheet.
     """
 
 def curve(
@@ -460,6 +493,8 @@ def curve(
     world_size: int = 1,
     allocator: _Allocator | None = None,
     alloc_conf: str | None = None,
+    host_memory: _Size | None = None,
+    host_bandwidth: float | str | None = None,
 ) -> Curve:
     """Plans for budgets from the step as it is down to the least that can be reached."""
 

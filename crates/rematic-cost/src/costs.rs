@@ -1,7 +1,7 @@
 use rematic_trace::{Bytes, Flops, Layout, Millis, NameId, Op, OpId, Phase, StepTrace, Table};
 
 use crate::bytes::{Reading, Traffic};
-use crate::device::Device;
+use crate::device::{Device, GbPerSecond};
 use crate::error::CostError;
 use crate::flops::Formula;
 use crate::rules::{CostRule, NoRate, Roofline, only_allocates, torch_skips, without_overload};
@@ -46,6 +46,7 @@ pub struct Costs {
     bytes: Table<OpId, Bytes>,
     totals: [Cost; 3],
     measured: Option<Measured>,
+    host: GbPerSecond,
 }
 
 /// How much of a step's time was measured; the rest follows the physical rule.
@@ -134,6 +135,7 @@ impl Costs {
             bytes: Vec::with_capacity(len).into(),
             totals: [Cost::default(); 3],
             measured: None,
+            host: device.host_link.rate(),
         };
         for (id, op) in trace.ops().entries() {
             let kernel = kernels[op.name];
@@ -169,6 +171,12 @@ impl Costs {
     #[must_use]
     pub fn measurements(&self) -> Option<&Measured> {
         self.measured.as_ref()
+    }
+
+    /// What copies between the device and pinned memory of the host reach, one direction.
+    #[must_use]
+    pub fn host_rate(&self) -> GbPerSecond {
+        self.host
     }
 
     /// The name of the device that they hold for.

@@ -89,7 +89,26 @@ pub enum HostLink {
     Pcie(u8),
     /// A chip-to-chip link.
     C2c(GbPerSecond),
+    /// Whatever it is, this is what copies from and to pinned memory reach, one direction.
+    Measured(GbPerSecond),
 }
+
+impl HostLink {
+    /// What copies between the device and pinned memory of the host reach, one direction.
+    #[must_use]
+    pub fn rate(self) -> GbPerSecond {
+        match self {
+            HostLink::Pcie(generation) => Links::pcie(generation),
+            HostLink::C2c(rate) => GbPerSecond(rate.0 * C2C_SHARE),
+            HostLink::Measured(rate) => rate,
+        }
+    }
+}
+
+/// The share of NVLink-C2C's data sheet that copies from the device to the host reach on a GH200: 297 of 450 GB/s (Fusco et al.,
+/// "Understanding Data Movement in Tightly Coupled Heterogeneous Systems", 2024). Quoted from memory, without a second source; the
+/// way back is faster.
+const C2C_SHARE: f64 = 0.66;
 
 /// What torch 2.15 believes about a device.
 #[derive(Clone, Debug, PartialEq)]

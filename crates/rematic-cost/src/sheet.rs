@@ -158,7 +158,7 @@ impl DeviceRow {
             (Some(bus), _, _) => GbPerSecond(bus.0),
             (None, Some(link), _) => Links::ring(GbPerSecond(link.0)),
             (None, None, HostLink::Pcie(generation)) => Links::pcie(generation),
-            (None, None, HostLink::C2c(rate)) => Links::ring(rate),
+            (None, None, HostLink::C2c(rate) | HostLink::Measured(rate)) => Links::ring(rate),
         };
         Links {
             bus,

@@ -2,6 +2,7 @@
 
 mod error;
 mod identity;
+mod offload;
 mod run;
 mod variant;
 
@@ -16,17 +17,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Problem, Solution};
 pub use error::DocumentError;
+pub use offload::{PlannedMoves, PlannedOffload};
 pub use run::PlannedCall;
 pub use variant::PlanVariant;
 
 /// What the first field of a plan file says.
 pub const PLAN_FORMAT: &str = "rematic-plan";
 /// The newest version; all up to it are read.
-pub const PLAN_VERSION: u32 = RUNS_VERSION;
-/// What is written for a plan without variants and runs, for one with variants, and for one with runs.
+pub const PLAN_VERSION: u32 = OFFLOAD_VERSION;
+/// What is written for a plan without variants and runs, for one with variants, for one with runs, and for one that offloads.
 const SINGLE_VERSION: u32 = 1;
 const VARIANTS_VERSION: u32 = 2;
 const RUNS_VERSION: u32 = 3;
+const OFFLOAD_VERSION: u32 = 4;
 /// How much of a file tells whether it is a plan.
 const START: u64 = 4096;
 /// The most of a file that is read. A plan for the two million operators that a step may have takes half of it.
@@ -61,6 +64,9 @@ pub struct PlannedRegion {
     pub freed_bytes: Bytes,
     /// Time of recomputation.
     pub recompute_ms: Millis,
+    /// When what it offloads leaves the device and comes back, if it offloads anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<PlannedMoves>,
     /// All of its forward operators, in order.
     pub policy: Vec<PlannedOp>,
 }
@@ -71,7 +77,7 @@ pub struct PlannedRegion {
 pub struct PlanDocument {
     /// [`PLAN_FORMAT`].
     pub format: String,
-    /// 1, or 2 if there are variants, or 3 if there are runs of calls.
+    /// 1, or 2 if there are variants, or 3 if there are runs of calls, or 4 if anything is offloaded.
     pub version: u32,
     /// The model.
     pub source: String,
@@ -103,6 +109,9 @@ pub struct PlanDocument {
     pub recompute_ms: Millis,
     /// No plan within the budget takes less.
     pub lower_bound_ms: Millis,
+    /// What goes to the host and comes back, if anything does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<PlannedOffload>,
     /// The regions, in the order of forward.
     pub regions: Vec<PlannedRegion>,
     /// Further variants, for the same budget.
@@ -115,11 +124,13 @@ impl PlanDocument {
     #[must_use]
     pub fn new(problem: &Problem, solution: &Solution, budget: Bytes, device: &str) -> Self {
         let trace = &*problem.trace;
-        let regions: Vec<PlannedRegion> =
+        let mut regions: Vec<PlannedRegion> =
             solution.checkpoints.iter().map(|checkpoint| planned_region(problem, checkpoint)).collect();
+        PlannedMoves::write(trace, problem.regions(), &solution.checkpoints, &mut regions);
+        let offload = PlannedOffload::of(problem, solution);
         PlanDocument {
             format: PLAN_FORMAT.to_owned(),
-            version: run::version(&regions),
+            version: if offload.is_some() { OFFLOAD_VERSION } else { run::version(&regions) },
             source: trace.origin.model.clone(),
             name: String::new(),
             opening: Vec::new(),
@@ -133,6 +144,7 @@ impl PlanDocument {
             step_ms: problem.costs.step().time,
             recompute_ms: solution.replayed.recompute,
             lower_bound_ms: solution.lower_bound,
+            offload,
             regions,
             variants: Vec::new(),
         }
@@ -213,6 +225,7 @@ impl PlanDocument {
             return Err(DocumentError::Number { path: path.to_owned(), place, found: 0.0, needed: "at least 1" });
         }
         self.check_variants(path)?;
+        self.check_offload(path)?;
         self.check_runs(path)?;
         check_body(path, "", [self.step_ms, self.recompute_ms, self.lower_bound_ms], &self.regions)?;
         for (index, variant) in self.variants.iter().enumerate() {
@@ -245,8 +258,10 @@ impl PlanDocument {
                     calls: calls.len(),
                 });
             };
-            checkpoints.push(Checkpoint { region, saved: self.saved(trace, regions.region(region), planned)? });
+            let (saved, offloaded) = self.saved(trace, regions.region(region), planned)?;
+            checkpoints.push(Checkpoint { region, saved, offloaded });
         }
+        self.check_moves(trace, regions, &checkpoints)?;
         checkpoints.sort_by_key(|checkpoint| regions.region(checkpoint.region).ops.start);
         for pair in checkpoints.windows(2) {
             let (outer, inner) = (regions.region(pair[0].region), regions.region(pair[1].region));
@@ -257,17 +272,25 @@ impl PlanDocument {
         Ok(checkpoints)
     }
 
-    /// The operators that a planned region saves, if it is this one.
-    fn saved(&self, trace: &StepTrace, region: &Region, planned: &PlannedRegion) -> Result<Vec<OpId>, DocumentError> {
-        let mut saved = Vec::new();
+    /// The operators that a planned region saves, if it is this one, and those of them that it offloads.
+    fn saved(
+        &self,
+        trace: &StepTrace,
+        region: &Region,
+        planned: &PlannedRegion,
+    ) -> Result<(Vec<OpId>, Vec<OpId>), DocumentError> {
+        let (mut saved, mut offloaded) = (Vec::new(), Vec::new());
         for index in 0..region.ops.len().max(planned.policy.len()) {
             let expected = planned.policy.get(index);
             let id = OpId::new(region.ops.start + index);
             let found = region.contains(id).then(|| trace.op_name(trace.op(id)));
             match (expected, found) {
                 (Some(expected), Some(found)) if expected.op == found => {
-                    if expected.decision == Decision::Save {
+                    if expected.decision != Decision::Recompute {
                         saved.push(id);
+                    }
+                    if expected.decision == Decision::Offload {
+                        offloaded.push(id);
                     }
                 }
                 (expected, found) => {
@@ -281,7 +304,7 @@ impl PlanDocument {
                 }
             }
         }
-        Ok(saved)
+        Ok((saved, offloaded))
     }
 }
 
@@ -309,10 +332,6 @@ fn check_body(path: &Path, place: &str, times: [Millis; 3], regions: &[PlannedRe
         if let Some((module, call)) = region.calls().find(|call| !known.insert(*call)) {
             let module = module.to_owned();
             return Err(DocumentError::Duplicate { path: path.to_owned(), module, call });
-        }
-        if let Some(op) = region.policy.iter().find(|op| op.decision == Decision::Offload) {
-            let (module, op, index) = (region.module.clone(), op.op.clone(), op.index);
-            return Err(DocumentError::Offload { path: path.to_owned(), module, index, op });
         }
         if let Some((expected, op)) = region.policy.iter().enumerate().find(|(expected, op)| op.index != *expected) {
             let (module, found) = (region.module.clone(), op.index);
@@ -356,12 +375,17 @@ fn planned_region(problem: &Problem, checkpoint: &Checkpoint) -> PlannedRegion {
         discard: freed.0 as f64 / held.0.max(1) as f64,
         freed_bytes: freed,
         recompute_ms: ops().filter(|op| region.reaches(*op) && !is_saved(op)).map(|op| problem.costs.time(op)).sum(),
+        offload: None,
         policy: ops()
             .enumerate()
             .map(|(index, op)| PlannedOp {
                 index,
                 op: trace.op_name(trace.op(op)).to_owned(),
-                decision: if is_saved(&op) { Decision::Save } else { Decision::Recompute },
+                decision: match (checkpoint.offloaded.binary_search(&op).is_ok(), is_saved(&op)) {
+                    (true, _) => Decision::Offload,
+                    (false, true) => Decision::Save,
+                    (false, false) => Decision::Recompute,
+                },
             })
             .collect(),
     }

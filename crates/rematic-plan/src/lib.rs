@@ -15,6 +15,7 @@ mod explanation;
 mod greedy;
 mod large;
 mod node;
+mod offload;
 mod planner;
 mod problem;
 mod region;
@@ -25,7 +26,8 @@ mod selection;
 
 pub use cancel::Cancel;
 pub use document::{
-    DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedCall, PlannedOp, PlannedRegion,
+    DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedCall, PlannedMoves, PlannedOffload,
+    PlannedOp, PlannedRegion,
 };
 pub use error::PlanError;
 pub use explanation::{
@@ -36,4 +38,4 @@ pub use problem::{Limits, Problem};
 pub use region::{
     Bundle, Candidate, Candidates, Fate, Frontier, Item, Lifetimes, Point, Pricing, Writes, bundles, nearest_saved,
 };
-pub use replayed::{PlannedMoment, Replayed};
+pub use replayed::{Offload, PlannedMoment, Replayed};

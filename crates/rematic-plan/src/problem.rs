@@ -30,6 +30,8 @@ pub struct Limits {
     pub never: Vec<String>,
     /// Regions are recomputed as a whole, as plain checkpointing does.
     pub whole: bool,
+    /// Pinned memory of the host that outputs may be moved to between forward and backward; without it nothing is moved.
+    pub host_memory: Option<Bytes>,
     /// Calls of modules beside each other may be checkpointed as one.
     pub runs: bool,
     /// Ends planning early.
@@ -43,6 +45,7 @@ impl Default for Limits {
             only: Vec::new(),
             never: Vec::new(),
             whole: false,
+            host_memory: None,
             runs: true,
             cancel: Cancel::default(),
         }
@@ -88,6 +91,8 @@ pub struct Problem {
     pub(crate) greedy_steps: OnceLock<GreedySteps>,
     /// The plan with the lowest peak; found when it is first asked for.
     pub(crate) least: OnceLock<Solution>,
+    /// The same, whatever it takes.
+    pub(crate) lowest: OnceLock<Solution>,
     /// The same step with runs of calls; made when it is first asked for.
     pub(crate) tilings: OnceLock<Vec<Tiling>>,
     /// What plans with runs may free beyond others, if that is known.
@@ -111,18 +116,31 @@ impl Problem {
 
     /// The same with other regions.
     pub(crate) fn with_regions(
-        shared: Arc<StepTrace>,
+        trace: Arc<StepTrace>,
         costs: Arc<Costs>,
         limits: Limits,
         regions: Regions,
     ) -> Result<Self, PlanError> {
+        let start = Ledger::new(&trace, limits.allocator);
+        Problem::from_state(trace, costs, limits, regions, start)
+    }
+
+    /// The same from a state before the step, which says how large storages are.
+    pub(crate) fn from_state(
+        shared: Arc<StepTrace>,
+        costs: Arc<Costs>,
+        limits: Limits,
+        regions: Regions,
+        start: Ledger,
+    ) -> Result<Self, PlanError> {
         let trace = &*shared;
-        let start = Ledger::new(trace, limits.allocator);
         let first_forward = first_forward(trace);
         let plain = Schedule::plain(trace, &start);
-        let mut seen = (Replaying::new(&costs, &start, first_forward), Totals::new(trace, &start));
-        plain.replay(&mut seen);
-        let (baseline, totals, before) = (seen.0.finish(), seen.1.after, seen.1.before);
+        let (baseline, totals, before) = {
+            let mut seen = (Replaying::new(&costs, &start, first_forward), Totals::new(trace, &start));
+            plain.replay(&mut seen);
+            (seen.0.finish(), seen.1.after, seen.1.before)
+        };
         // What lies between the return of a backward function and the reduction of its gradients counts for no plan: a
         // checkpointed region has let go of what the function read.
         let mut eager = Totals::new(trace, &start);
@@ -159,6 +177,7 @@ impl Problem {
             bound: OnceLock::new(),
             greedy_steps: OnceLock::new(),
             least: OnceLock::new(),
+            lowest: OnceLock::new(),
             tilings: OnceLock::new(),
             run_credit: OnceLock::new(),
         })
@@ -208,7 +227,11 @@ impl Problem {
     pub(crate) fn replay_watched(&self, checkpoints: &[Checkpoint], mut watch: impl FnMut(Ran, u64)) -> Replayed {
         self.cancel.check();
         let watch = |ran: Ran, ledger: &Ledger| watch(ran, ledger.snapshot().total().0);
-        let mut seen = (Replaying::new(&self.costs, &self.start, self.first_forward), watch);
+        let mut replaying = Replaying::new(&self.costs, &self.start, self.first_forward);
+        if checkpoints.iter().any(|checkpoint| !checkpoint.offloaded.is_empty()) {
+            replaying = replaying.copying(&self.trace);
+        }
+        let mut seen = (replaying, watch);
         self.schedule(checkpoints).replay(&mut seen);
         seen.0.finish()
     }
@@ -248,7 +271,8 @@ impl Problem {
         let region = self.regions.region(checkpoint.region);
         let Some(candidate) = self.candidate_of(checkpoint.region) else { return (Bytes(0), Bytes(0)) };
         let start = region.ops.start;
-        let is_saved = |op: &usize| checkpoint.saved.binary_search(&OpId::new(start + op)).is_ok();
+        let is_among = |ops: &[OpId], op: &usize| ops.binary_search(&OpId::new(start + op)).is_ok();
+        let is_saved = |op: &usize| is_among(&checkpoint.saved, op) && !is_among(&checkpoint.offloaded, op);
         let kept = candidate.items.iter().filter(|item| item.ops.iter().all(is_saved)).map(|item| item.bytes).sum();
         (candidate.held_by_autograd, candidate.droppable.saturating_sub(kept))
     }
@@ -274,7 +298,7 @@ impl Problem {
         let ops = items.flat_map(|item| &node.candidate.items[item].ops).chain(&node.candidate.always_saved);
         let mut saved: Vec<OpId> = ops.map(|op| OpId::new(node.start + op)).collect();
         saved.sort_unstable();
-        Checkpoint { region: node.region, saved }
+        Checkpoint::new(node.region, saved)
     }
 
     /// The step as it is, as a plan.

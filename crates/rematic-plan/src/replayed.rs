@@ -1,5 +1,5 @@
 use rematic_cost::Costs;
-use rematic_replay::{Action, Highest, Ledger, Observer, Ran, Snapshot};
+use rematic_replay::{Action, Clock, Highest, Host, Ledger, Observer, Ran, Snapshot};
 use rematic_trace::{Bytes, CallId, Event, Millis, OpId, Phase, StepTrace, Table};
 
 /// What a replay of the step under a plan says.
@@ -17,6 +17,41 @@ pub struct Replayed {
     pub recompute: Millis,
     /// The operators that run again, in order.
     pub recomputed: Vec<OpId>,
+    /// What goes to the host and comes back.
+    pub offload: Offload,
+}
+
+impl Replayed {
+    /// What the step takes longer: operators that run again, and waiting for copies.
+    #[must_use]
+    pub fn extra(&self) -> Millis {
+        Millis(self.recompute.0 + self.offload.stall.0)
+    }
+}
+
+/// What a plan moves to the host and back.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Offload {
+    /// The bytes that go, and as many come back.
+    pub bytes: Bytes,
+    /// What they take of the host's pinned memory.
+    pub pinned: Bytes,
+    /// How long the compute stream waits for copies.
+    pub stall: Millis,
+}
+
+type TimeOf<'a> = Box<dyn Fn(OpId) -> Millis + 'a>;
+
+/// Watches what goes to the host and comes back, with the time that it takes.
+struct Copying<'a> {
+    clock: Clock<'a, TimeOf<'a>>,
+    host: Host<'a>,
+}
+
+impl Copying<'_> {
+    fn finish(self) -> Offload {
+        Offload { bytes: self.host.out(), pinned: self.host.pinned(), stall: self.clock.stalled() }
+    }
 }
 
 /// Watches a step for what a plan is judged by.
@@ -30,6 +65,7 @@ pub(crate) struct Replaying<'a> {
     forward: Bytes,
     recompute: Millis,
     recomputed: Vec<OpId>,
+    copying: Option<Copying<'a>>,
 }
 
 impl<'a> Replaying<'a> {
@@ -44,7 +80,17 @@ impl<'a> Replaying<'a> {
             forward: Bytes(0),
             recompute: Millis(0.0),
             recomputed: Vec::new(),
+            copying: None,
         }
+    }
+
+    /// The same for a plan that offloads.
+    pub(crate) fn copying(mut self, trace: &'a StepTrace) -> Self {
+        let costs = self.costs;
+        let time_of: TimeOf<'a> = Box::new(move |op| costs.time(op));
+        let clock = Clock::new(trace, time_of).with_copies(costs.host_rate().time(Bytes(1)));
+        self.copying = Some(Copying { clock, host: Host::new(trace) });
+        self
     }
 
     pub(crate) fn finish(self) -> Replayed {
@@ -55,6 +101,7 @@ impl<'a> Replaying<'a> {
             forward: self.forward,
             recompute: self.recompute,
             recomputed: self.recomputed,
+            offload: self.copying.map(Copying::finish).unwrap_or_default(),
         }
     }
 }
@@ -62,6 +109,10 @@ impl<'a> Replaying<'a> {
 impl Observer for Replaying<'_> {
     fn observe(&mut self, action: Action, ledger: &Ledger) {
         self.highest.observe(action, ledger);
+        if let Some(Copying { clock, host }) = &mut self.copying {
+            clock.observe(action, ledger);
+            host.observe(action, ledger);
+        }
         match action {
             Action::Launch(ran) if self.first == Some(ran.op) && !ran.again => {
                 self.before_forward = ledger.snapshot().total();

@@ -82,19 +82,22 @@ impl Problem {
     /// The plan with the lowest peak.
     #[must_use]
     pub fn least(&self) -> Solution {
-        let mut best = self.least_alone();
+        let mut peak = self.lowest_alone().replayed.peak;
+        let mut best = None;
         let mut tilings: Vec<&Tiling> = self.tilings().iter().collect();
         tilings.sort_by_key(|tiling| tiling.lowest);
         for tiling in tilings {
-            if tiling.lowest >= best.replayed.peak {
+            if tiling.lowest >= peak {
                 break;
             }
-            let found = tiling.problem.least_alone();
-            if found.replayed.peak < best.replayed.peak {
-                best = self.bounded_by_all(found.replayed.peak, tiling.translated(found));
+            let found = tiling.problem.lowest_alone().replayed.peak;
+            if found < peak {
+                (peak, best) = (found, Some(tiling));
             }
         }
-        best
+        let Some(tiling) = best else { return self.least_alone() };
+        let found = tiling.problem.least_alone();
+        self.bounded_by_all(found.replayed.peak, tiling.translated(found))
     }
 
     /// A plan with runs, with a bound for all plans.

@@ -7,7 +7,7 @@ use rematic::{CurveAnswer, Style, Target};
 
 use crate::device::DeviceName;
 use crate::error::{RematicError, exception};
-use crate::option::{self, Patterns, TableOrPath, target};
+use crate::option::{self, HostRate, Patterns, TableOrPath, target};
 use crate::study::Question;
 use crate::trace::Trace;
 use crate::work::interruptible;
@@ -32,6 +32,12 @@ pub(crate) struct CurvePoint {
     fits: Option<bool>,
     /// Time of recomputation.
     recompute_ms: f64,
+    /// Bytes that go to the host, and come back.
+    offload_bytes: u64,
+    /// What they take of the host's pinned memory.
+    host_bytes: u64,
+    /// How long the device waits for these copies.
+    stall_ms: f64,
     /// No plan within the budget takes less.
     lower_bound_ms: f64,
 }
@@ -44,6 +50,9 @@ impl CurvePoint {
             reserved: point.reserved_bytes.map(|bytes| bytes.0),
             fits: point.fits,
             recompute_ms: point.recompute_ms.0,
+            offload_bytes: point.offload.map_or(0, |offload| offload.offload_bytes.0),
+            host_bytes: point.offload.map_or(0, |offload| offload.host_bytes.0),
+            stall_ms: point.offload.map_or(0.0, |offload| offload.stall_ms.0),
             lower_bound_ms: point.lower_bound_ms.0,
         }
     }
@@ -107,7 +116,8 @@ impl Curve {
 /// Plans for budgets from the step as it is down to the least that can be reached.
 #[pyfunction]
 #[pyo3(signature = (trace, points=50, *, device=DeviceName::default(), device_file=None, cost="physical", cost_table=None, only=None,
-                    never=None, whole=false, runs=true, world_size=1, allocator=None, alloc_conf=None))]
+                    never=None, whole=false, runs=true, world_size=1, allocator=None, alloc_conf=None, host_memory=None,
+                    host_bandwidth=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn curve(
     py: Python<'_>,
@@ -124,13 +134,15 @@ pub(crate) fn curve(
     world_size: u64,
     allocator: Option<&str>,
     alloc_conf: Option<&str>,
+    host_memory: Option<&Bound<'_, PyAny>>,
+    host_bandwidth: Option<HostRate>,
 ) -> PyResult<Curve> {
     if !(2..=10_000).contains(&points) {
         return Err(RematicError::new_err(format!("points is {points}; give a number from 2 to 10000")));
     }
-    let target =
+    let mut target =
         Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator, alloc_conf)? };
-    let limits = option::limits(only, never, whole, runs);
+    let limits = option::with_host(option::limits(only, never, whole, runs), &mut target, host_memory, host_bandwidth)?;
     let question = Question::new(&trace.last, &trace.step, target, limits);
     let answer =
         interruptible(py, &question.cancel(), move || question.study()?.curve(points, || {}))?.map_err(exception)?;

@@ -7,8 +7,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use rematic::options::{self, Named};
 use rematic::{
-    Allocator, AttentionKernel, Bytes, CostSource, Dtype, Limits, Lora, LossKind, MilpSettings, Optimizer, Planner,
-    Settings, SettingsError, Target,
+    Allocator, AttentionKernel, Bytes, CostSource, Dtype, HostBandwidth, Limits, Lora, LossKind, MilpSettings,
+    NoConnection, Optimizer, Planner, Settings, SettingsError, Target,
 };
 
 use crate::cost::CostTable;
@@ -192,4 +192,30 @@ pub(crate) fn lora(rank: Option<u64>, targets: Option<Patterns>, alpha: Option<f
 
 pub(crate) fn limits(only: Option<Patterns>, never: Option<Patterns>, whole: bool, runs: bool) -> Limits {
     Limits { only: list(only), never: list(never), whole, runs, ..Limits::default() }
+}
+
+/// The rate of the link to the host: GB/s, or a text as the command line takes it.
+#[derive(FromPyObject)]
+pub(crate) enum HostRate {
+    #[pyo3(transparent, annotation = "float")]
+    Rate(f64),
+    #[pyo3(transparent, annotation = "str")]
+    Text(String),
+}
+
+/// Limits with what the host has, and a target with the link to it.
+pub(crate) fn with_host(
+    limits: Limits,
+    target: &mut Target,
+    memory: Option<&Bound<'_, PyAny>>,
+    rate: Option<HostRate>,
+) -> PyResult<Limits> {
+    let rate = rate.map(|rate| match rate {
+        HostRate::Rate(rate) => rate.to_string(),
+        HostRate::Text(text) => text,
+    });
+    let wrong = |error: NoConnection| RematicError::new_err(format!("host_bandwidth: {error}"));
+    let rate = rate.map(|rate| rate.parse::<HostBandwidth>().map_err(wrong)).transpose()?;
+    *target = target.clone().with_host(rate);
+    Ok(Limits { host_memory: memory.map(size).transpose()?, ..limits })
 }

@@ -12,7 +12,7 @@ use rematic_trace::Decision;
 
 use crate::device::{DeviceName, no_budget_for_host};
 use crate::error::{exception, infeasible, warn};
-use crate::option::{self, Patterns, TableOrPath, target};
+use crate::option::{self, HostRate, Patterns, TableOrPath, target};
 use crate::study::Question;
 use crate::trace::facts;
 use crate::variant::{Traces, Variant};
@@ -50,8 +50,16 @@ pub(crate) struct Region {
     freed: u64,
     /// Time of recomputation.
     recompute_ms: f64,
-    /// All of its forward operators in order: name, and whether its output is saved.
+    /// All of its forward operators in order: name, and whether its output is saved, on the device or on the host.
     policy: Vec<(String, bool)>,
+    /// The positions of those whose outputs lie on the host between forward and backward.
+    offloaded: Vec<usize>,
+    /// Bytes that go to the host, and come back.
+    offload_bytes: u64,
+    /// The region of the plan, from 0, with the end of whose forward these outputs leave the device.
+    leaves_with: Option<usize>,
+    /// The region with the beginning of whose recomputation they come back.
+    returns_with: Option<usize>,
 }
 
 #[pymethods]
@@ -140,7 +148,11 @@ pub(crate) fn regions(planned: &[rematic_plan::PlannedRegion]) -> Vec<Region> {
         discard: region.discard,
         freed: region.freed_bytes.0,
         recompute_ms: region.recompute_ms.0,
-        policy: region.policy.iter().map(|op| (op.op.clone(), op.decision == Decision::Save)).collect(),
+        policy: region.policy.iter().map(|op| (op.op.clone(), op.decision != Decision::Recompute)).collect(),
+        offloaded: region.policy.iter().filter(|op| op.decision == Decision::Offload).map(|op| op.index).collect(),
+        offload_bytes: region.offload.map_or(0, |moves| moves.bytes.0),
+        leaves_with: region.offload.map(|moves| moves.leaves_with),
+        returns_with: region.offload.map(|moves| moves.returns_with),
     };
     planned.iter().map(region).collect()
 }
@@ -177,6 +189,9 @@ impl Plan {
 
     /// A Python file with a function `apply_plan(model)`, which applies the plan with torch alone.
     fn to_python(&self) -> PyResult<String> {
+        if let Some(offload) = self.document.offload {
+            return Err(exception(Error::EmitsOffload { bytes: offload.bytes }));
+        }
         self.document.single().map(rematic::plan_python).map_err(exception)
     }
 
@@ -266,6 +281,24 @@ impl Plan {
         self.document.recompute_ms.0
     }
 
+    /// Bytes that go to the host, and come back.
+    #[getter]
+    fn offload_bytes(&self) -> u64 {
+        self.document.offload.map_or(0, |offload| offload.bytes.0)
+    }
+
+    /// What they take of the host's pinned memory.
+    #[getter]
+    fn host_bytes(&self) -> u64 {
+        self.document.offload.map_or(0, |offload| offload.host_bytes.0)
+    }
+
+    /// How long the device waits for these copies.
+    #[getter]
+    fn stall_ms(&self) -> f64 {
+        self.document.offload.map_or(0.0, |offload| offload.stall_ms.0)
+    }
+
     /// No plan within the budget takes less.
     #[getter]
     fn lower_bound_ms(&self) -> f64 {
@@ -329,7 +362,7 @@ fn variants(questions: Vec<Question>, planner: Planner, budget: Option<Bytes>) -
 #[pyfunction]
 #[pyo3(signature = (trace, budget=None, *, device=DeviceName::default(), device_file=None, planner="exact", cost="physical",
                     cost_table=None, only=None, never=None, whole=false, runs=true, world_size=1, allocator=None, alloc_conf=None,
-                    gap=None, time_limit=None, usable=None))]
+                    gap=None, time_limit=None, usable=None, host_memory=None, host_bandwidth=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn plan(
     py: Python<'_>,
@@ -350,6 +383,8 @@ pub(crate) fn plan(
     gap: Option<f64>,
     time_limit: Option<f64>,
     usable: Option<&Bound<'_, PyAny>>,
+    host_memory: Option<&Bound<'_, PyAny>>,
+    host_bandwidth: Option<HostRate>,
 ) -> PyResult<Plan> {
     let Traces { names, steps, lasts } = Traces::of(trace)?;
     let planner = option::planner(planner, gap, time_limit)?;
@@ -364,7 +399,14 @@ pub(crate) fn plan(
     let budget = budget.map(option::size).transpose()?;
     // Which variant runs is told within single calls.
     let limits = option::limits(only, never, whole, runs && names.len() == 1);
+    let limits = option::with_host(limits, &mut target, host_memory, host_bandwidth)?;
+    if limits.host_memory.is_some() && steps.len() > 1 {
+        return Err(exception(Error::HostMemoryVariants { variants: steps.len() }));
+    }
     if let Some(warning) = budget.and_then(|budget| target.budget_warning(budget)) {
+        warn(py, &warning)?;
+    }
+    if let Some(warning) = steps.iter().find_map(|step| target.attention_warning(step)) {
         warn(py, &warning)?;
     }
     let (questions, cancel) = Question::each(&lasts, &steps, &target, &limits);

@@ -68,9 +68,9 @@ impl LastStudy {
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = |study: &&Arc<Study>| {
             let known = study.limits();
-            let asked = (&limits.only, &limits.never, limits.whole, limits.runs);
+            let asked = (&limits.only, &limits.never, limits.whole, limits.runs, limits.host_memory);
             study.target() == target
-                && (&known.only, &known.never, known.whole, known.runs) == asked
+                && (&known.only, &known.never, known.whole, known.runs, known.host_memory) == asked
                 && !known.cancel.is_cancelled()
         };
         last.as_ref().filter(is_same).map(Arc::clone)

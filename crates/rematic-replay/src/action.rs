@@ -47,6 +47,14 @@ pub enum Action {
     },
     /// An operator has run.
     Run(Ran),
+    /// A copy of a buffer to the host is queued; it begins when what runs so far on the compute stream is over.
+    Offload(BufferId),
+    /// The compute stream waits until a buffer has been copied to the host; then its bytes may go.
+    Offloaded(BufferId),
+    /// A copy from the host into a new buffer is queued; it begins when what runs so far on the compute stream is over.
+    Fetch(BufferId),
+    /// The compute stream waits until a buffer has come back from the host: it is needed now.
+    Fetched(BufferId),
     /// What is queued on a stream from now on begins after all that was queued on another one so far.
     Wait {
         /// The stream that waits.

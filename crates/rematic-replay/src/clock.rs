@@ -1,6 +1,7 @@
 use rematic_trace::{Event, Millis, OpId, Phase, StepTrace, StreamId, Table};
 
-use crate::{Action, Ledger, Observer, Ran};
+use crate::host::bytes_of;
+use crate::{Action, BufferId, Ledger, Observer, Ran};
 
 /// A clock for every stream: when what was queued on it is done, if it begins as soon as the stream is free and waits only for
 /// what it is told to wait for.
@@ -16,6 +17,27 @@ pub struct Clock<'a, T> {
     spans: [Millis; 3],
     since: Millis,
     phase: Phase,
+    copies: Copies,
+}
+
+/// The copies to the host and back: one engine each way, each copies one buffer after the other.
+struct Copies {
+    /// What a byte takes; nothing unless it is said.
+    per_byte: Millis,
+    /// When all that was queued on each engine is done.
+    out: Millis,
+    back: Millis,
+    /// For every buffer, when its last copy is done.
+    done: Table<BufferId, Millis>,
+    /// How long the compute stream has waited for copies.
+    stalled: Millis,
+}
+
+impl Copies {
+    fn none() -> Self {
+        let zero = Millis(0.0);
+        Copies { per_byte: zero, out: zero, back: zero, done: Table::default(), stalled: zero }
+    }
 }
 
 impl<'a, T: Fn(OpId) -> Millis> Clock<'a, T> {
@@ -23,7 +45,15 @@ impl<'a, T: Fn(OpId) -> Millis> Clock<'a, T> {
     pub fn new(trace: &'a StepTrace, time_of: T) -> Self {
         let zero = Millis(0.0);
         let done = trace.streams().filled(zero);
-        Clock { trace, time_of, done, exposed: zero, spans: [zero; 3], since: zero, phase: Phase::Forward }
+        let copies = Copies::none();
+        Clock { trace, time_of, done, exposed: zero, spans: [zero; 3], since: zero, phase: Phase::Forward, copies }
+    }
+
+    /// The same where a copy to the host or back takes so long for each byte.
+    #[must_use]
+    pub fn with_copies(mut self, per_byte: Millis) -> Self {
+        self.copies.per_byte = per_byte;
+        self
     }
 
     /// The clocks after the step as it is, for which no replay is needed.
@@ -56,6 +86,12 @@ impl<'a, T: Fn(OpId) -> Millis> Clock<'a, T> {
     #[must_use]
     pub fn exposed(&self) -> Millis {
         Millis(self.exposed.0 + self.end().0 - self.done[StreamId::COMPUTE].0)
+    }
+
+    /// How long the compute stream waits for copies to the host and back.
+    #[must_use]
+    pub fn stalled(&self) -> Millis {
+        self.copies.stalled
     }
 
     /// What forward, backward and optimizer take, waits included; together the step.
@@ -94,6 +130,31 @@ impl<'a, T: Fn(OpId) -> Millis> Clock<'a, T> {
     }
 }
 
+impl<T> Clock<'_, T> {
+    /// Queues a copy of a buffer.
+    fn copy(&mut self, buffer: BufferId, ledger: &Ledger, to_host: bool) {
+        let Some(&ready) = self.done.get(StreamId::COMPUTE) else { return };
+        let Copies { per_byte, out, back, done, .. } = &mut self.copies;
+        if done.len() < ledger.buffers() {
+            *done = Table::new(ledger.buffers(), Millis(0.0));
+        }
+        let engine = if to_host { out } else { back };
+        #[expect(clippy::cast_precision_loss, reason = "a size")]
+        let time = bytes_of(self.trace, buffer, ledger).0 as f64 * per_byte.0;
+        *engine = Millis(later(*engine, ready).0 + time);
+        done[buffer] = *engine;
+    }
+
+    /// The compute stream waits for the copy of a buffer.
+    fn wait_for_copy(&mut self, buffer: BufferId) {
+        let (Some(&now), Some(&copied)) = (self.done.get(StreamId::COMPUTE), self.copies.done.get(buffer)) else {
+            return;
+        };
+        self.copies.stalled += Millis((copied.0 - now.0).max(0.0));
+        self.done[StreamId::COMPUTE] = later(now, copied);
+    }
+}
+
 fn later(a: Millis, b: Millis) -> Millis {
     if b.0 > a.0 { b } else { a }
 }
@@ -107,8 +168,11 @@ fn row(phase: Phase) -> usize {
 }
 
 impl<T: Fn(OpId) -> Millis> Observer for Clock<'_, T> {
-    fn observe(&mut self, action: Action, _: &Ledger) {
+    fn observe(&mut self, action: Action, ledger: &Ledger) {
         match action {
+            Action::Offload(buffer) => self.copy(buffer, ledger, true),
+            Action::Fetch(buffer) => self.copy(buffer, ledger, false),
+            Action::Offloaded(buffer) | Action::Fetched(buffer) => self.wait_for_copy(buffer),
             Action::Run(ran) => self.run(ran),
             Action::Wait { stream, on } => self.wait(stream, on),
             _ => {}

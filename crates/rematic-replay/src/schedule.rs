@@ -13,12 +13,17 @@
 //!   goes where the first went, or with the end of the recomputation.
 //! - What the policy saves at or behind the stop is never handed back: it stays in the cache until the region's backward
 //!   is over.
+//! - What is offloaded lies on the host for a part of the time that it is in the cache ([`offloading`]).
+
+mod offloading;
 
 use rematic_trace::{Bytes, Event, OpId, Pool, StepTrace, StorageId, Table};
 
 use crate::action::{Action, BufferId, Observer, Ran};
 use crate::region::needs;
 use crate::{Ledger, Region, RegionId, Regions};
+use offloading::Offloading;
+pub use offloading::{LEAST_OFFLOADED, Moves, moved};
 
 /// A region that is checkpointed, with its policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +32,16 @@ pub struct Checkpoint {
     pub region: RegionId,
     /// The operators whose outputs are saved, in order. All others are recomputed.
     pub saved: Vec<OpId>,
+    /// Those of them whose outputs lie on the host between forward and backward, in order.
+    pub offloaded: Vec<OpId>,
+}
+
+impl Checkpoint {
+    /// A region that offloads nothing.
+    #[must_use]
+    pub fn new(region: RegionId, saved: Vec<OpId>) -> Self {
+        Checkpoint { region, saved, offloaded: Vec::new() }
+    }
 }
 
 /// A step with a plan, as a stream of [`Action`]s.
@@ -105,6 +120,8 @@ struct Replay<'a, 'o, O> {
     local: Table<StorageId, bool>,
     /// For every operator whose backward never comes, whether the graph that the recomputation builds holds what it saves.
     futile: Table<OpId, bool>,
+    /// What goes to the host and comes back, if anything does.
+    offloading: Option<Offloading>,
 }
 
 struct Active<'a> {
@@ -130,6 +147,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
             returned: if schedule.eager { trace.ops().filled(false) } else { Table::default() },
             local: Table::default(),
             futile: Table::default(),
+            offloading: None,
         };
         if let Some((regions, checkpoints)) = schedule.plan.filter(|(_, checkpoints)| !checkpoints.is_empty()) {
             replay.checkpoint(regions, checkpoints);
@@ -153,11 +171,13 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
             }
             self.active.push(Active { region, recomputed: false, savers: region.savers });
         }
+        self.offloading = Offloading::new(self.trace, regions, checkpoints);
     }
 
     fn run(&mut self, eager: bool) {
         let trace = self.trace;
-        for &event in trace.events() {
+        for (position, &event) in trace.events().iter().enumerate() {
+            self.leave(position);
             if !self.active.is_empty()
                 && let Some(at) = needs(trace, event).and_then(|forward| self.checkpoint_at(forward))
                 && !self.active[at].recomputed
@@ -174,6 +194,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
                     }
                     self.copy(op, |_, storage| storage.into());
                     self.act(Action::Run(ran));
+                    self.send(op);
                 }
                 Event::Return(op) => match self.checkpoint_at(op) {
                     Some(at) => self.let_go(at, op),
@@ -262,6 +283,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
 
     fn recompute(&mut self, at: usize) {
         self.active[at].recomputed = true;
+        self.fetch(at);
         let (trace, region) = (self.trace, self.active[at].region);
         for &event in &trace.events()[region.events.clone()] {
             match event {
@@ -303,6 +325,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
             self.local[storage] = true;
             self.on(again, Ledger::save);
             if cached {
+                self.take_back(storage);
                 // It leaves the cache.
                 self.on(again, Ledger::unsave);
             }
@@ -353,10 +376,12 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
         }
     }
 
-    /// Where a storage lies when the region has run again: what was not saved is made anew.
+    /// Where a storage lies when the region has run again: what was not saved is made anew, and so is what comes from the host.
     fn again(&self, region: &Region, storage: StorageId) -> BufferId {
         match self.trace.storages()[storage].birth {
-            Some(birth) if region.contains(birth) && !self.saved[birth] => self.ledger.copy_of(storage),
+            Some(birth) if region.contains(birth) && (!self.saved[birth] || self.is_moved(storage)) => {
+                self.ledger.copy_of(storage)
+            }
             _ => storage.into(),
         }
     }

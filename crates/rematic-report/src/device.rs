@@ -45,6 +45,7 @@ pub fn devices_text(devices: &[Device], style: Style) -> String {
             match device.host_link {
                 HostLink::Pcie(generation) => format!("PCIe {generation}"),
                 HostLink::C2c(rate) => format!("C2C {}", rate.0),
+                HostLink::Measured(rate) => rate.0.to_string(),
             },
             device.product.clone(),
         ]);

@@ -51,7 +51,7 @@ pub use model::{models_json, models_text};
 pub use notebook::{plan_html, trace_html};
 pub use pace::Pace;
 pub use page::{Origins, Page, PlanView};
-pub use plan::{CurvePoint, CurveReport, PlanReport, Ways};
+pub use plan::{CurvePoint, CurveReport, OffloadPoint, PlanReport, Ways};
 pub use python::plan_python;
 pub use rehearsal::RehearsalReport;
 pub use saved::{SavedPage, SavedReport};

@@ -78,6 +78,7 @@ impl<'a> MilpReport<'a> {
             pace: self.pace.map(Pace::json),
             recompute_ms: plan.map_or(Millis(0.0), |plan| plan.recompute),
             lower_bound_ms: plan.map_or(Millis(0.0), |plan| plan.lower_bound),
+            offload: None,
             regions: regions.collect(),
             least_budget_bytes,
             // Torch's model knows no categories.

@@ -65,13 +65,13 @@ pub fn plan_html(plan: &PlanDocument) -> String {
         let (peak, budget) = (plan.peak_bytes, plan.budget_bytes);
         return format!("<div><p><b>{model}</b> fits as it is: peak {peak} of {budget}. Nothing to drop.</p></div>");
     }
-    let share = plan.recompute_ms.0 / plan.step_ms.0.max(f64::MIN_POSITIVE) * 100.0;
+    let share = plan.extra_ms().0 / plan.step_ms.0.max(f64::MIN_POSITIVE) * 100.0;
     let mut html = format!(
         "<div><p><b>{model}</b>: peak {} → <b>{}</b> of {}; recomputing takes {} on top of {} ({share:.2} %); {}.</p>",
         plan.baseline_peak_bytes,
         plan.peak_bytes,
         plan.budget_bytes,
-        plan.recompute_ms,
+        plan.extra_ms(),
         plan.step_ms,
         quality(plan),
     );
@@ -95,23 +95,24 @@ impl CurveReport<'_> {
     pub fn html(&self) -> String {
         let first = self.points.first().map_or(Bytes(0), |point| point.budget_bytes);
         let last = self.points.last().map_or(Bytes(0), |point| point.budget_bytes);
-        let most = self.points.iter().map(|point| point.recompute_ms.0).fold(f64::MIN_POSITIVE, f64::max);
+        let most = self.points.iter().map(|point| point.extra().0).fold(f64::MIN_POSITIVE, f64::max);
         let span = (first.0.saturating_sub(last.0)).max(1) as f64;
         let x = |bytes: Bytes| 10.0 + (bytes.0.saturating_sub(last.0)) as f64 / span * (WIDTH as f64 - 20.0);
         let y = |ms: f64| 8.0 + (1.0 - ms / most) * (HEIGHT - 16.0);
         let mut line = String::new();
         let mut dots = String::new();
         for point in self.points {
-            let (x, y) = (x(point.budget_bytes), y(point.recompute_ms.0));
+            let (x, y) = (x(point.budget_bytes), y(point.extra().0));
             let _ = write!(line, "{x:.1},{y:.1} ");
             let _ = write!(
                 dots,
                 "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\"><title>{}: {}</title></circle>",
-                point.budget_bytes, point.recompute_ms
+                point.budget_bytes,
+                point.extra()
             );
         }
         let share = most / self.step.0.max(f64::MIN_POSITIVE) * 100.0;
-        let top = self.points.last().map_or_else(String::new, |point| point.recompute_ms.to_string());
+        let top = self.points.last().map_or_else(String::new, |point| point.extra().to_string());
         format!(
             "<div><p><b>{}</b>: from {first} without recomputation down to {last} with {top} more ({share:.2} % of the step)</p>\
              <svg width=\"{WIDTH}\" height=\"{HEIGHT}\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" style=\"max-width:100%\" role=\"img\" \

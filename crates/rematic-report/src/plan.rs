@@ -1,7 +1,7 @@
 use std::fmt::Write;
 
 use rematic_cost::Measured;
-use rematic_plan::{CategoryBytes, PlanDocument, PlannedMoment, Remedy, Replayed};
+use rematic_plan::{CategoryBytes, Offload, PlanDocument, PlannedMoment, PlannedOffload, Remedy, Replayed};
 use rematic_trace::{Bytes, Millis, Opt, StepTrace, Verdict};
 use serde::Serialize;
 
@@ -71,6 +71,9 @@ pub(crate) struct PlanJson<'a> {
     pub(crate) pace: Option<PaceJson>,
     pub(crate) recompute_ms: Millis,
     pub(crate) lower_bound_ms: Millis,
+    /// What goes to the host and comes back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) offload: Option<PlannedOffload>,
     pub(crate) regions: Vec<RegionJson<'a>>,
     pub(crate) least_budget_bytes: Option<Bytes>,
     /// What is in memory at the peak of the least budget, the largest category first.
@@ -127,6 +130,7 @@ impl PlanReport<'_> {
             pace: self.pace.map(Pace::json),
             recompute_ms: of_plan(plan.recompute_ms),
             lower_bound_ms: of_plan(plan.lower_bound_ms),
+            offload: plan.offload.filter(|_| is_planned),
             regions: regions.collect(),
             // For a device, a lower peak is no answer: what is reserved for it decides.
             least_budget_bytes: least.filter(|_| self.budget().is_some()).map(|least| least.peak),
@@ -218,7 +222,7 @@ impl PlanReport<'_> {
     /// A way to bring the step within the budget that takes less time than the plan.
     fn cheaper(&self) -> Option<&Remedy> {
         let is_planned = self.verdict == Verdict::Planned && self.document.peak_bytes <= self.document.budget_bytes;
-        self.ways.cheaper_than(self.document.recompute_ms).filter(|_| is_planned)
+        self.ways.cheaper_than(self.document.extra_ms()).filter(|_| is_planned)
     }
 
     fn cheaper_text(&self, style: Style) -> String {
@@ -226,7 +230,7 @@ impl PlanReport<'_> {
             return String::new();
         };
         let extra = remedy.extra_ms.map_or(0.0, |extra| extra.0 / step * 100.0);
-        let plan = self.document.recompute_ms.0 / step * 100.0;
+        let plan = self.document.extra_ms().0 / step * 100.0;
         let lead = format!("Cheaper than this plan: {}:", remedy.kind.words());
         let tail = format!("{} at + {extra:.2} %, the plan: + {plan:.2} %; {}.", remedy.peak_bytes, remedy.how);
         style.sentence(&Sentence { lead: (&lead, Tone::Strong), head: "", gap: " ", tail: (&tail, Tone::Plain) })
@@ -264,18 +268,32 @@ impl PlanReport<'_> {
         let of_budget = self.budget().map_or_else(String::new, |budget| format!(" of {budget}"));
         let _ = writeln!(text, "{fits}: peak {before} -> {}{of_budget}{place}.", plan.peak_bytes);
         *text += &self.on_device_text(style);
-        let share = plan.recompute_ms.0 / step.0.max(f64::MIN_POSITIVE) * 100.0;
+        let share = plan.extra_ms().0 / step.0.max(f64::MIN_POSITIVE) * 100.0;
         let quality = match self.budget() {
             Some(_) => quality(plan),
             None => format!("{} with a peak of at most {budget}", quality(plan)),
         };
-        let _ = writeln!(text, "Recomputing takes {} on top of {step} ({share:.2} %); {quality}.", plan.recompute_ms);
+        let waits =
+            plan.offload.map_or_else(String::new, |offload| format!(" and waiting for copies {}", offload.stall_ms));
+        let _ = writeln!(
+            text,
+            "Recomputing takes {}{waits} on top of {step} ({share:.2} %); {quality}.",
+            plan.recompute_ms
+        );
+        *text += &offload_text(plan);
         *text += &self.cheaper_text(style);
         *text += &pace_text(self.pace, style);
         *text += &comparison(self.moments, budget, style);
         text.push('\n');
         *text += &regions::table(regions::rows(plan), style);
     }
+}
+
+/// What the plan moves to the host and back.
+fn offload_text(plan: &PlanDocument) -> String {
+    plan.offload.map_or_else(String::new, |PlannedOffload { bytes, host_bytes, gb_per_s, .. }| {
+        format!("Offload: {bytes} to the host and back at {gb_per_s:.1} GB/s, in {host_bytes} of its pinned memory.\n")
+    })
 }
 
 /// How fast the step under the plan goes.
@@ -332,6 +350,37 @@ pub struct CurvePoint {
     pub recompute_ms: Millis,
     /// No plan within the budget takes less.
     pub lower_bound_ms: Millis,
+    /// What its plan moves to the host and back, if anything.
+    #[serde(flatten)]
+    pub offload: Option<OffloadPoint>,
+}
+
+/// What the plan of a point moves to the host and back.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct OffloadPoint {
+    /// The bytes that go, and as many come back.
+    pub offload_bytes: Bytes,
+    /// What they take of the host's pinned memory.
+    pub host_bytes: Bytes,
+    /// How long the device waits for copies.
+    pub stall_ms: Millis,
+}
+
+impl OffloadPoint {
+    /// Nothing if nothing is moved.
+    #[must_use]
+    pub fn of(replayed: &Replayed) -> Option<Self> {
+        let Offload { bytes, pinned, stall } = replayed.offload;
+        (bytes > Bytes(0)).then_some(OffloadPoint { offload_bytes: bytes, host_bytes: pinned, stall_ms: stall })
+    }
+}
+
+impl CurvePoint {
+    /// What the step takes longer: recomputation, and waiting for copies.
+    #[must_use]
+    pub fn extra(&self) -> Millis {
+        Millis(self.recompute_ms.0 + self.offload.map_or(0.0, |offload| offload.stall_ms.0))
+    }
 }
 
 /// The curve of budget against time, from the step as it is down to the least that can be reached.
@@ -370,24 +419,30 @@ impl CurveReport<'_> {
     pub fn text(&self, style: Style) -> String {
         const BAR: f64 = 30.0;
         let known = self.points.iter().any(|point| point.reserved_bytes.is_some());
-        let most = self.points.iter().map(|point| point.recompute_ms.0).fold(f64::MIN_POSITIVE, f64::max);
+        let most = self.points.iter().map(|point| point.extra().0).fold(f64::MIN_POSITIVE, f64::max);
+        let offloads = self.points.iter().any(|point| point.offload.is_some());
         let mut table = Table::new([
             Column::number("budget"),
             Column::number("peak").leave_out(2),
             Column::number(if known { "reserved" } else { "" }).leave_out(1),
             Column::number("recompute"),
+            Column::number(if offloads { "offload" } else { "" }),
+            Column::number(if offloads { "waits" } else { "" }),
             Column::number("of the step"),
             Column::text("").tone(Tone::Accent).leave_out(0),
         ]);
         for point in self.points {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a short bar")]
-            let bar = "█".repeat((point.recompute_ms.0 / most * BAR).round() as usize);
+            let bar = "█".repeat((point.extra().0 / most * BAR).round() as usize);
+            let moved = |words: fn(OffloadPoint) -> String| point.offload.map_or_else(String::new, words);
             table.row([
                 point.budget_bytes.to_string(),
                 point.peak_bytes.to_string(),
                 point.reserved_bytes.map_or_else(String::new, |reserved| reserved.to_string()),
                 point.recompute_ms.to_string(),
-                format!("{:.2} %", point.recompute_ms.0 / self.step.0.max(f64::MIN_POSITIVE) * 100.0),
+                moved(|offload| offload.offload_bytes.to_string()),
+                moved(|offload| offload.stall_ms.to_string()),
+                format!("{:.2} %", point.extra().0 / self.step.0.max(f64::MIN_POSITIVE) * 100.0),
                 bar,
             ]);
         }
@@ -408,7 +463,7 @@ impl CurveReport<'_> {
 /// A step that is sharded can be sharded more.
 pub(crate) fn sharding_advice(trace: &StepTrace) -> String {
     match trace.place.ranks() {
-        Some(1) => format!(", shard with {}", Opt("world-size")),
+        Some(1) => format!(", shard with {}", Opt("fsdp")),
         _ => ", shard over more devices".to_owned(),
     }
 }

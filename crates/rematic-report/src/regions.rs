@@ -199,13 +199,19 @@ pub(crate) fn inner(path: &str) -> &str {
     path.split_once('.').map_or(path, |(_, inner)| inner)
 }
 
-/// The operators that a region saves, each name once.
+/// The operators that a region saves, each name once, and what of it on the host.
 fn saves(region: &PlannedRegion) -> String {
-    let mut saved: Vec<&str> =
-        region.policy.iter().filter(|op| op.decision == Decision::Save).map(|op| short(&op.op)).collect();
-    saved.sort_unstable();
-    saved.dedup();
-    if saved.is_empty() { "nothing".to_owned() } else { saved.join(", ") }
+    let named = |decision: Decision| {
+        let ops = region.policy.iter().filter(|op| op.decision == decision);
+        let mut names: Vec<&str> = ops.map(|op| short(&op.op)).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.join(", ")
+    };
+    let saved = Some(named(Decision::Save)).filter(|names| !names.is_empty());
+    let moved = region.offload.map(|moves| format!("{} on the host ({})", moves.bytes, named(Decision::Offload)));
+    let parts: Vec<String> = saved.into_iter().chain(moved).collect();
+    if parts.is_empty() { "nothing".to_owned() } else { parts.join("; ") }
 }
 
 /// Where a replayed step peaks, as the end of a sentence.

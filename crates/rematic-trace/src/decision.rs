@@ -8,7 +8,7 @@ pub enum Decision {
     Save,
     /// It is dropped, and made again.
     Recompute,
-    /// It is moved to the host, and brought back. Nothing plans or applies this yet; documents that say so are refused by name.
+    /// It is moved to the host, and brought back.
     Offload,
 }
 

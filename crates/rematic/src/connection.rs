@@ -18,6 +18,10 @@ pub struct Link {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Network(pub GbPerSecond);
 
+/// `host-bandwidth`: what copies between a device and pinned memory of its host reach, one direction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostBandwidth(pub GbPerSecond);
+
 /// Generations of NVLink with what each device has of it in one direction, in GB/s.
 const NVLINK: [(&str, f64); 4] = [("nvlink2", 150.0), ("nvlink3", 300.0), ("nvlink4", 450.0), ("nvlink5", 900.0)];
 const PCIE: [(&str, u8); 3] = [("pcie3", 3), ("pcie4", 4), ("pcie5", 5)];
@@ -59,6 +63,21 @@ impl FromStr for Link {
             found: text.to_owned(),
             names: names(NVLINK.iter().map(|known| known.0).chain(PCIE.iter().map(|known| known.0))),
             example: "370",
+        })
+    }
+}
+
+impl FromStr for HostBandwidth {
+    type Err = NoConnection;
+
+    /// A generation of PCIe with 16 lanes, or GB/s.
+    fn from_str(text: &str) -> Result<Self, NoConnection> {
+        let name = text.trim().to_lowercase();
+        let named = PCIE.iter().find(|(known, _)| *known == name).map(|(_, generation)| Links::pcie(*generation));
+        named.or_else(|| rate(&name)).map(HostBandwidth).ok_or_else(|| NoConnection {
+            found: text.to_owned(),
+            names: names(PCIE.iter().map(|known| known.0)),
+            example: "50",
         })
     }
 }

@@ -15,6 +15,33 @@ use rematic_trace::{Bytes, FileError, Opt};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// Host memory of no size.
+    #[error("{} is 0: nothing can be moved there; leave it out for plans that move nothing", Opt("host-memory"))]
+    NoHostMemory,
+    /// Host memory for a planner that moves nothing.
+    #[error("{} is for the planner exact, and {planner} moves nothing; leave one of them out", Opt("host-memory"))]
+    HostMemoryPlanner {
+        /// The planner.
+        planner: &'static str,
+    },
+    /// Host memory for several variants.
+    #[error(
+        "{} is for one step, and there are {variants} variants; plan one of them, or leave it out",
+        Opt("host-memory")
+    )]
+    HostMemoryVariants {
+        /// How many.
+        variants: usize,
+    },
+    /// A plan as code that moves outputs to the host.
+    #[error(
+        "the plan moves {bytes} to the host and back, which the emitted Python cannot; train with rematic.apply, or plan without {}",
+        Opt("host-memory")
+    )]
+    EmitsOffload {
+        /// What it moves.
+        bytes: Bytes,
+    },
     /// The model cannot be traced.
     #[error(transparent)]
     Model(#[from] FakeError),

@@ -37,7 +37,7 @@ mod study;
 mod target;
 
 pub use alternatives::Alternatives;
-pub use connection::{Link, Network, NoConnection};
+pub use connection::{HostBandwidth, Link, Network, NoConnection};
 pub use error::Error;
 pub use fit::{FitRequest, Fixed, MOST_GPUS, SourceSteps, StepSize, Steps};
 pub use foreign::{Foreign, PYTHON};

@@ -109,7 +109,7 @@ pub fn replay_milp(problem: &Problem, plan: &MilpPlan, tradeoffs: &Tradeoffs) ->
         let saved: Vec<_> = decided.filter(|(_, decision)| *decision == Decision::Save).map(|(op, _)| op).collect();
         // Torch's statistics know nothing of what happens behind the region, and do not see every operator.
         if let Some(saved) = nearest_saved(trace, &writes, &regions[region], &saved) {
-            checkpoints.push(Checkpoint { region, saved });
+            checkpoints.push(Checkpoint::new(region, saved));
         }
     }
     let replayed = problem.replay(&checkpoints);

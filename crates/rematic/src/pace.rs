@@ -2,7 +2,7 @@ use rematic_cost::{CostRule, Work};
 use rematic_plan::Problem;
 use rematic_replay::{Checkpoint, Clock};
 use rematic_report::Pace;
-use rematic_trace::{Event, Millis, OpId, Phase, Place, StepTrace};
+use rematic_trace::{Bytes, Event, Millis, OpId, Phase, Place, StepTrace};
 
 use crate::study::Study;
 use crate::target::CostSource;
@@ -31,7 +31,8 @@ impl Study {
         if checkpoints.is_empty() {
             return *self.pace();
         }
-        let mut clock = Clock::new(&self.trace, self.time_of());
+        let per_byte = self.costs.host_rate().time(Bytes(1));
+        let mut clock = Clock::new(&self.trace, self.time_of()).with_copies(per_byte);
         problem.schedule(checkpoints).replay(&mut clock);
         self.paced(clock.end(), clock.exposed(), clock.phases())
     }

@@ -4,7 +4,9 @@ use std::time::Duration;
 use rayon::prelude::*;
 use rematic_cost::{Device, Measured};
 use rematic_plan::{Explanation, Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
-use rematic_report::{CurvePoint, CurveReport, Memory, MilpReport, OnDevice, Pace, PlanReport, Setup, Style, Ways};
+use rematic_report::{
+    CurvePoint, CurveReport, Memory, MilpReport, OffloadPoint, OnDevice, Pace, PlanReport, Setup, Style, Ways,
+};
 use rematic_torch::MilpOutcome;
 use rematic_trace::{Bytes, Flops, Millis, Opt, StepTrace, Verdict};
 
@@ -216,6 +218,7 @@ impl Study {
         if budget == Some(Bytes(0)) {
             return Err(Error::NoBudget { found: Bytes(0) });
         }
+        self.check_host(planner)?;
         let for_device = budget.is_none();
         let budget = budget.unwrap_or_else(|| self.room());
         let searches = match planner {
@@ -226,9 +229,9 @@ impl Study {
         let problem = self.problem()?;
         let Found { outcome: Outcome { verdict, solution }, budget, memory } = self.limits.cancel.catch(|| {
             if for_device {
-                return self.for_device(problem, searches, Effort::Full);
+                return self.offloading_device(problem, self.for_device(problem, searches, Effort::Full));
             }
-            let outcome = (searches.last)(problem, budget);
+            let outcome = problem.offloading(budget, (searches.last)(problem, budget));
             let memory = self.memory_under(problem, &outcome.solution.checkpoints);
             Found { outcome, budget, memory }
         })?;
@@ -241,6 +244,31 @@ impl Study {
         // The replay for the picture may be cancelled too.
         let answer = self.limits.cancel.catch(|| self.answer(problem, (verdict, solution), budget, memory))?;
         Ok(PlanAnswer { for_device: for_device && self.is_cuda(), ways, ..answer })
+    }
+
+    /// Whether what the host has can be of use.
+    fn check_host(&self, planner: Planner) -> Result<(), Error> {
+        let planner = match planner {
+            Planner::Exact => None,
+            Planner::Greedy => Some("greedy"),
+            Planner::Milp(_) => Some("milp"),
+        };
+        match (self.limits.host_memory, planner) {
+            (Some(Bytes(0)), _) => Err(Error::NoHostMemory),
+            (Some(_), Some(planner)) => Err(Error::HostMemoryPlanner { planner }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The plan for a device with what its host has, if it is a better one and fits by the allocator too.
+    fn offloading_device(&self, problem: &Problem, found: Found) -> Found {
+        let outcome = problem.offloading(found.budget, found.outcome.clone());
+        if outcome == found.outcome {
+            return found;
+        }
+        let memory = self.memory_under(problem, &outcome.solution.checkpoints);
+        let fits = memory.is_none_or(|memory| memory.fits() && memory.retries == Some(0));
+        if fits { Found { outcome, memory, ..found } } else { found }
     }
 
     fn ways(&self, problem: &Problem, budget: Bytes, verdict: Verdict) -> Ways {
@@ -279,8 +307,9 @@ impl Study {
     /// # Errors
     /// If the limits leave nothing to plan or are cancelled.
     pub fn curve(&self, points: usize, progress: impl Fn() + Sync) -> Result<CurveAnswer, Error> {
+        self.check_host(Planner::Exact)?;
         let problem = self.problem()?;
-        let curve = self.limits.cancel.catch(|| problem.curve(points, progress))?;
+        let curve = self.limits.cancel.catch(|| problem.offloading_curve(problem.curve(points, progress)))?;
         let under = |(_, solution): &(Bytes, Solution)| {
             let checkpoints = &solution.checkpoints;
             (self.memory_under(problem, checkpoints), self.pace_under(problem, checkpoints).step)
@@ -294,6 +323,7 @@ impl Study {
             step_ms: step,
             recompute_ms: solution.replayed.recompute,
             lower_bound_ms: solution.lower_bound,
+            offload: OffloadPoint::of(&solution.replayed),
         };
         Ok(CurveAnswer {
             setup: self.setup(),

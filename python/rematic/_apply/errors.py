@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rematic._core import PlanError
+
+if TYPE_CHECKING:
+    from .policy import Policy
 
 
 class Mismatch(PlanError):
@@ -85,3 +88,21 @@ def _again(args: tuple[Any, ...], state: dict[str, Any]) -> Mismatch:
     error.args = args
     error.__dict__.update(state)
     return error
+
+
+def changed(policy: Policy, at: int) -> PlanError:
+    """The error that a saved output was changed in place."""
+    return PlanError(
+        f"The output of operator {policy.positions[at]} (`{policy.names[at]}`) of `{policy.module}`, which the plan "
+        "saves, was changed in place after the module returned; change a copy of it, or plan without this "
+        f'module (never="{policy.module}")'
+    )
+
+
+def twice(policy: Policy, at: int) -> PlanError:
+    """The error that an operator would change something twice."""
+    return PlanError(
+        f"`{policy.module}` runs other operators this time than the plan has, so it would have to be recomputed whole; but "
+        f"operator {at} (`{policy.names[at]}`) changes in place what the module has not made, and would do so twice. Change a "
+        f'copy of it, or plan without this module (never="{policy.module}")'
+    )

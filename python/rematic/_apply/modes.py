@@ -20,9 +20,10 @@ from rematic._model.wrapped import has_wrapped, is_imagined
 
 from .audit import Audit
 from .choice import Choice, Unplanned
-from .errors import Mismatch
+from .errors import Mismatch, changed, twice
 from .filling import Filling
 from .generators import Source, set_state, source_of, state_of
+from .host import Movements, Sent, brought_back
 from .inside import Inside
 from .policy import BATCH_NORMS, READ, TO_COPY, Policy, makes_text, name_of, passes
 from .snapshot import Snapshot
@@ -41,7 +42,14 @@ ITS_OWN = object()
 class Kept:
     """What one run of a region leaves for its recomputation."""
 
-    def __init__(self, snapshot: Snapshot | None, parameters: list[Tensor], policy: Policy, audit: Audit | None) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot | None,
+        parameters: list[Tensor],
+        policy: Policy,
+        audit: Audit | None,
+        movements: Movements | None = None,
+    ) -> None:
         # What it found around it; of a run, what each of its calls did, and the call that is under way.
         self.snapshots = [snapshot] if snapshot is not None else []
         self._snapshot = snapshot
@@ -56,6 +64,10 @@ class Kept:
         # What saved operators have made.
         self.values: dict[int, Any] = {}
         self.versions: dict[int, list[int]] = {}
+        # What of it goes to the host, and whether it is there.
+        self.movements = movements
+        self.sent: dict[int, Sent] = {}
+        self.is_away = False
         # The states of generators before operators that draw again; where the state follows from the draws before,
         # none is needed.
         self.states: dict[int, bytes] = {}
@@ -78,6 +90,24 @@ class Kept:
     def begin(self, snapshot: Snapshot) -> None:
         """A call of a run begins, for the first time or again."""
         self._snapshot = snapshot
+
+    def leave(self) -> None:
+        """What was sent to the host is there; its bytes go."""
+        if self.is_away:
+            return
+        self.is_away = True
+        for at, sent in self.sent.items():
+            if at not in self.values:
+                continue
+            if _versions(self.values[at]) != sent.versions:
+                raise changed(self.policy, at)
+            self.values[at] = sent.leave(self.values[at], _map)
+
+    def fetch(self) -> None:
+        """What is on the host comes back."""
+        for at, sent in self.sent.items():
+            if self.is_away and at in self.values:
+                sent.fetch()
 
     def tensors(self, at: int) -> list[Tensor]:
         """What a saved operator has made."""
@@ -208,12 +238,12 @@ class Forward(_Follower):
         for at, outside in self._inside.outside.items():
             handed_back = at < len(policy.saves) and policy.saves[at]
             if not handed_back and (kept.values or not outside <= kept.snapshot.copied):
-                raise _twice(policy, at)
+                raise twice(policy, at)
 
     def _run(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
         policy, kept = self._policy, self._kept
         if policy.changes[at] and self._inside is not None and not self._is_handled(at, func, args, kwargs):
-            raise _twice(policy, at)
+            raise twice(policy, at)
         saved = policy.saves[at]
         if func is TO_COPY and isinstance(args[0], nn.Parameter):
             kept.casts[at] = args[0]
@@ -229,7 +259,10 @@ class Forward(_Follower):
             policy.note(at, _tensors(out))
         if saved:
             written = _written(func, args, kwargs) if policy.changes[at] else ()
-            kept.values[at] = _map(out, lambda tensor: ARGUMENT if _is_among(tensor, written) else _detached(tensor))
+            value = _map(out, lambda tensor: ARGUMENT if _is_among(tensor, written) else _detached(tensor))
+            kept.values[at] = value
+            if at in policy.offloads and kept.movements is not None:
+                kept.sent[at] = Sent(_tensors(value), kept.movements.host)
         elif policy.changes[at]:
             self._check_change(at, func, args, kwargs)
         return out
@@ -268,6 +301,8 @@ class Forward(_Follower):
             if isinstance(self._possible, Choice) and self._possible.wanders:
                 self._check_wandering(self._kept.policy)
             self._kept.close()
+            if self._kept.movements is not None:
+                self._kept.movements.ended(self._kept.policy.number, self._kept)
 
 
 class Again(_Follower):
@@ -297,6 +332,8 @@ class Again(_Follower):
                 "backward, so what the plan dropped cannot be made again; call backward before the weights change, or plan "
                 f'without this module (never="{module}")'
             )
+        if self._kept.movements is not None:
+            self._kept.movements.begins_again(self._kept.policy.number)
         self._at = 0
         self._places = [0]
         self._take(self._kept.policy)
@@ -402,24 +439,15 @@ class Again(_Follower):
                 "backward; call backward once, without retain_graph, or plan with whole=True"
             )
         value = kept.values.pop(at)
+        if kept.is_away and at in kept.sent:
+            del kept.sent[at]
+            return brought_back(value)
         if _versions(value) != kept.versions[at]:
-            raise PlanError(
-                f"The output of operator {policy.positions[at]} (`{policy.names[at]}`) of `{policy.module}`, which the plan "
-                "saves, was changed in place after the module returned; change a copy of it, or plan without this "
-                f'module (never="{policy.module}")'
-            )
+            raise changed(policy, at)
         if not policy.changes[at]:
             return value
         # What is changed in place has changed already; autograd goes on with the argument.
         return _filled(value, iter(_written(func, args, kwargs)))
-
-
-def _twice(policy: Policy, at: int) -> PlanError:
-    return PlanError(
-        f"`{policy.module}` runs other operators this time than the plan has, so it would have to be recomputed whole; but "
-        f"operator {at} (`{policy.names[at]}`) changes in place what the module has not made, and would do so twice. Change a "
-        f'copy of it, or plan without this module (never="{policy.module}")'
-    )
 
 
 def _detached(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,7 +67,9 @@ class Policy:
     number, which a message about the tensor does on some devices, and what only waits for a collective.
     """
 
-    def __init__(self, module: str, call: int, decisions: list[tuple[str, bool]]) -> None:
+    def __init__(
+        self, module: str, call: int, decisions: list[tuple[str, bool]], offloaded: Sequence[int] = (), number: int = -1
+    ) -> None:
         self.module = module
         self.call = call
         # The further calls of a run: their modules and numbers.
@@ -77,14 +79,18 @@ class Policy:
         self.positions = [index for index, _, _ in listed]
         self.names = [name for _, name, _ in listed]
         self.saves = [saved for _, _, saved in listed]
+        # Those of them whose outputs lie on the host between forward and backward.
+        self.offloads = frozenset(at for at, place in enumerate(self.positions) if place in offloaded)
+        # Which region of the plan it is.
+        self.number = number
         # Those of the same call in the plan's other variants, for the compiler.
         self.others: list[Policy] = []
         self._forget_ops()
 
     @staticmethod
-    def of(region: Region) -> Policy:
-        """What a plan decides about a region."""
-        policy = Policy(region.module, region.call, region.policy)
+    def of(region: Region, number: int) -> Policy:
+        """What a plan decides about its region of this number."""
+        policy = Policy(region.module, region.call, region.policy, region.offloaded, number)
         policy.then = region.then
         return policy
 

@@ -27,6 +27,7 @@ from .choice import Choice
 from .compiled import compiled_contexts
 from .errors import Mismatch
 from .forwards import Forwards
+from .host import Movements
 from .modes import Again, Forward, Kept
 from .places import Places, places_of
 from .policy import Policy
@@ -103,6 +104,11 @@ class Wrapper(Follower):
                 "Lightning module, one that calls its training_step), or apply a plan to the module that training calls"
             )
         if torch.compiler.is_compiling():
+            if self.root.movements is not None:
+                raise PlanError(
+                    "The plan moves outputs to the host and back, which a compiled model cannot; plan without host_memory, or "
+                    "run the model without torch.compile"
+                )
             policy = next(iter(planned.values()))
             if policy.then:
                 raise _uncompiled(policy)
@@ -137,7 +143,8 @@ class Wrapper(Follower):
         first = policy if isinstance(policy, Policy) else policy.first
         modules, places = self.surroundings()
         snapshot = Snapshot(modules, places, args, kwargs)
-        kept = Kept(snapshot, list(self.module.parameters()), first, Audit() if self.root.audits else None)
+        audit = Audit() if self.root.audits else None
+        kept = Kept(snapshot, list(self.module.parameters()), first, audit, self.root.movements)
         kept.is_sharded_inside = self._is_sharded_inside
         return checkpoint(
             Call(self.plain, snapshot, args, kwargs),
@@ -237,6 +244,9 @@ class Root:
         self.open: Run | None = None
         self.forwards = Forwards(model, plan)
         self.variants = Variants(plan)
+        # What goes to the host and comes back, if anything does.
+        movements = Movements(plan)
+        self.movements = movements if movements.count else None
         self.wrapper = Wrapper(model, self, type(model).__name__)
         self.wrapper.entry = ""
         self.wrappers = [self.wrapper]
@@ -359,8 +369,12 @@ def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
     check_free(model)
     _check_layout(model, plan)
     root = Root(model, plan, audit)
-    regions = [(at, region) for at, variant in enumerate(plan.variants) for region in variant.regions]
-    for variant, region in regions:
+    regions = [
+        (at, number, region)
+        for at, variant in enumerate(plan.variants)
+        for number, region in enumerate(variant.regions)
+    ]
+    for variant, number, region in regions:
         # Paths begin with the class of the model, which sharding changes.
         wrapper = root.wrapper_at(region.module.partition(".")[2])
         if wrapper is None:
@@ -369,7 +383,7 @@ def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
                 f"{type(model).__name__} has no such module; capture and plan this one"
             )
         planned = wrapper.policies.setdefault(region.call, {})
-        policy = planned[variant] = Policy.of(region)
+        policy = planned[variant] = Policy.of(region, number)
         missing = [path for path, _ in policy.then if root.wrapper_at(path.partition(".")[2]) is None]
         if missing:
             raise PlanError(

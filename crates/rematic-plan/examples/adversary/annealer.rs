@@ -195,7 +195,7 @@ impl<'a> Annealer<'a> {
         let items = |one: &Option<Candidate>| vec![false; one.as_ref().map_or(0, |one| one.items.len())];
         let mut state =
             State { chosen: vec![false; self.candidates.len()], saved: self.candidates.iter().map(items).collect() };
-        for Checkpoint { region, saved } in checkpoints {
+        for Checkpoint { region, saved, .. } in checkpoints {
             // It knows nothing of runs of calls.
             let Some(Some(candidate)) = self.candidates.get(region.index()) else { continue };
             let start = self.problem.regions().all()[*region].ops.start;
@@ -216,7 +216,7 @@ impl<'a> Annealer<'a> {
             let ops = kept.flat_map(|(item, _)| &item.ops).chain(always_saved);
             let mut saved: Vec<OpId> = ops.map(|op| OpId::new(start + op)).collect();
             saved.sort_unstable();
-            checkpoints.push(Checkpoint { region: RegionId::new(index), saved });
+            checkpoints.push(Checkpoint::new(RegionId::new(index), saved));
         }
         checkpoints
     }

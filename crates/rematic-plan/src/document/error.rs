@@ -98,9 +98,9 @@ pub enum DocumentError {
         /// What it says.
         found: usize,
     },
-    /// A decision that nobody can carry out yet.
+    /// An output that is moved to the host, where the document does not allow it.
     #[error(
-        "{} moves the output of operator {index} (`{op}`) of `{module}` to the host (offload), which this version cannot do; \
+        "{} is not valid: it moves the output of operator {index} (`{op}`) of `{module}` to the host (offload), but {why}; \
          plan again", path.display()
     )]
     Offload {
@@ -112,6 +112,40 @@ pub enum DocumentError {
         index: usize,
         /// Its name.
         op: String,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// An output that cannot be moved to the host in this step.
+    #[error(
+        "the plan, of {planned}, moves the output of operator {index} (`{op}`) of `{module}` to the host, which cannot be done in \
+         this step: {why}; plan again for this one"
+    )]
+    CannotOffload {
+        /// The model that the plan says it is for.
+        planned: String,
+        /// The module.
+        module: String,
+        /// Position in its forward.
+        index: usize,
+        /// Its name.
+        op: String,
+        /// Why not.
+        why: String,
+    },
+    /// Other bytes or moments than the plan says.
+    #[error(
+        "the plan is for another step, of {planned}: it moves {} bytes of `{module}` to the host and back, and in this step that \
+         would be {}, or at another moment; plan again for this one", bytes.0, expected.0
+    )]
+    OtherMoves {
+        /// The model that the plan says it is for.
+        planned: String,
+        /// The module.
+        module: String,
+        /// What the plan says.
+        bytes: Bytes,
+        /// What it is here.
+        expected: Bytes,
     },
     /// A region that is there twice.
     #[error("{} is not valid: it checkpoints call {call} of `{module}` twice; keep one of them", path.display())]

@@ -71,7 +71,7 @@ impl Plans {
             let ops = picked.flat_map(|(_, item)| &item.ops).chain(always_saved);
             let mut saved: Vec<OpId> = ops.map(|op| OpId::new(region.ops.start + op)).collect();
             saved.sort_unstable();
-            chosen.push(Checkpoint { region: ids[at], saved });
+            chosen.push(Checkpoint::new(ids[at], saved));
             self.extend(problem, (regions, ids), candidates, next, chosen);
             chosen.pop();
         }

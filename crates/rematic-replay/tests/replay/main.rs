@@ -3,6 +3,7 @@
 mod building;
 mod lifetimes;
 mod modules;
+mod offload;
 mod random;
 mod reference;
 mod script;

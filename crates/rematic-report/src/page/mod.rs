@@ -9,7 +9,7 @@ mod step;
 use std::collections::HashSet;
 
 use rematic_cost::{Costs, Device};
-use rematic_plan::{Explanation, PlanDocument, PlannedCall, PlannedRegion};
+use rematic_plan::{Explanation, PlanDocument, PlannedCall, PlannedMoves, PlannedOffload, PlannedRegion};
 use rematic_replay::{Allocator, Checkpoint, Recording, Regions};
 use rematic_trace::{Bytes, CallId, Category, Decision, Millis, Module, StepTrace};
 use serde::Serialize;
@@ -82,6 +82,8 @@ pub struct PlanView {
     recompute_ms: Millis,
     lower_bound_ms: Millis,
     forward_bytes: Option<Bytes>,
+    version: u32,
+    offload: Option<PlannedOffload>,
     python: (String, String),
     quality: String,
     kinds: Vec<Kind>,
@@ -95,11 +97,12 @@ struct RegionView {
     /// Its first operator.
     start: usize,
     freed_bytes: Bytes,
-    /// For each of its operators `s` (saved) or `r` (recomputed).
+    /// For each of its operators `s` (saved), `o` (saved on the host) or `r` (recomputed).
     policy: String,
     call: usize,
     discard: f64,
     recompute_ms: Millis,
+    moves: Option<PlannedMoves>,
     /// The further calls of a run: their modules, and which of the calls.
     then: Vec<(usize, usize)>,
 }
@@ -122,7 +125,11 @@ impl PlanView {
         let then = |(id, call): (&CallId, &PlannedCall)| (trace.call(*id).module.index(), call.call);
         let view = |(planned, checkpoint): (&PlannedRegion, &Checkpoint)| {
             let region = regions.region(checkpoint.region);
-            let decision = |decision: Decision| if decision == Decision::Save { 's' } else { 'r' };
+            let decision = |decision: Decision| match decision {
+                Decision::Save => 's',
+                Decision::Offload => 'o',
+                Decision::Recompute => 'r',
+            };
             RegionView {
                 module: region.module.index(),
                 start: region.ops.start,
@@ -131,6 +138,7 @@ impl PlanView {
                 call: planned.call,
                 discard: planned.discard,
                 recompute_ms: planned.recompute_ms,
+                moves: planned.offload,
                 then: region.then.iter().zip(&planned.then).map(then).collect(),
             }
         };
@@ -140,6 +148,8 @@ impl PlanView {
             recompute_ms: document.recompute_ms,
             lower_bound_ms: document.lower_bound_ms,
             forward_bytes: document.forward_bytes,
+            version: document.version,
+            offload: document.offload,
             python: python::parts(document),
             quality: plan::quality(document),
             kinds: regions::kinds(regions::rows(document)),
@@ -151,7 +161,7 @@ impl PlanView {
 
     fn json(&self, policies: &mut Numbering<String>) -> PlanJson<'_> {
         let regions = self.regions.iter().map(|region| {
-            let RegionView { module, start, freed_bytes, policy, call, discard, recompute_ms, then } = region;
+            let RegionView { module, start, freed_bytes, policy, call, discard, recompute_ms, then, .. } = region;
             let policy = policies.number(policy.clone());
             (*module, *start, *freed_bytes, policy, *call, *discard, *recompute_ms, then.as_slice())
         });
@@ -162,6 +172,10 @@ impl PlanView {
             recompute_ms: self.recompute_ms,
             lower_bound_ms: self.lower_bound_ms,
             forward_bytes: self.forward_bytes,
+            version: self.version,
+            extra_ms: Millis(self.recompute_ms.0 + self.offload.map_or(0.0, |offload| offload.stall_ms.0)),
+            offload: self.offload,
+            moves: self.offload.map(|_| self.regions.iter().map(|region| region.moves).collect()),
             python: &self.python,
             quality: &self.quality,
             kinds: &self.kinds,
@@ -228,6 +242,16 @@ struct PlanJson<'a> {
     recompute_ms: Millis,
     lower_bound_ms: Millis,
     forward_bytes: Option<Bytes>,
+    /// Of its file.
+    version: u32,
+    /// Recomputation, and waiting for copies.
+    extra_ms: Millis,
+    /// What goes to the host and comes back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offload: Option<PlannedOffload>,
+    /// By region, when that is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moves: Option<Vec<Option<PlannedMoves>>>,
     /// What its Python file has of its own.
     python: &'a (String, String),
     quality: &'a str,
@@ -270,6 +294,7 @@ impl Page<'_> {
             device_bytes: self.device.usable,
             room_bytes: self.on_device.map(|on| on.memory.room),
             frame: PlanDocument {
+                offload: None,
                 regions: Vec::new(),
                 variants: Vec::new(),
                 name: String::new(),

@@ -30,10 +30,7 @@ impl Case {
         let inner = |path: &str| path.split_once('.').map(|(_, inner)| inner.to_owned());
         let all = regions.all().entries();
         all.filter(|(_, region)| inner(&trace.path(region.module)).is_some_and(|path| self.units.contains(&path)))
-            .map(|(id, region)| Checkpoint {
-                region: id,
-                saved: region.ops.clone().map(OpId::new).filter(is_saved).collect(),
-            })
+            .map(|(id, region)| Checkpoint::new(id, region.ops.clone().map(OpId::new).filter(is_saved).collect()))
             .collect()
     }
 }

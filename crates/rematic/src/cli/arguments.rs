@@ -9,8 +9,8 @@ use super::recipe::RecipeArguments;
 use super::values::{count, devices, named, points, probability, several};
 use crate::options::{self, Reshard};
 use crate::{
-    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Fsdp2, Link, Network, Optimizer, Options,
-    Origin, Planner, Recipe, Snapshot, Target,
+    Allocator, AttentionKernel, Bytes, CostRule, CostSource, Dtype, Error, Fsdp2, HostBandwidth, Link, Network,
+    Optimizer, Options, Origin, Planner, Recipe, Snapshot, Target,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -300,6 +300,18 @@ struct LinkArguments {
     /// What connects each GPU to other nodes: edr, hdr, ndr, xdr, or GB/s [default: the device's]
     #[arg(long, value_name = "NETWORK", allow_negative_numbers = true)]
     network: Option<Network>,
+    /// What copies to the host and back reach: pcie3 to pcie5, or GB/s of one direction [default: the device's]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
+    host_bandwidth: Option<HostBandwidth>,
+}
+
+/// What the host has for a step.
+#[derive(Args)]
+pub(crate) struct HostArguments {
+    /// Let plans move outputs to the host and back, in at most so much of its pinned memory per GPU: 64GiB, 64GB or bytes [default:
+    /// nothing is moved]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) host_memory: Option<Bytes>,
 }
 
 impl StepArguments {
@@ -316,8 +328,8 @@ impl StepArguments {
             target.settings = settings.parse().map_err(Error::from)?;
             target.asks_for_settings = true;
         }
-        let LinkArguments { nodes, link, network } = self.links;
-        Ok(target.connected(link, network, nodes))
+        let LinkArguments { nodes, link, network, host_bandwidth } = self.links;
+        Ok(target.connected(link, network, nodes).with_host(host_bandwidth))
     }
 }
 
@@ -401,6 +413,8 @@ pub(crate) struct LimitArguments {
 pub(crate) struct PlanArguments {
     #[command(flatten)]
     pub(crate) limits: LimitArguments,
+    #[command(flatten)]
+    pub(crate) host: HostArguments,
     /// The most memory that tensors may take: 38GiB, 40GB or bytes [default: what fits the device]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) budget: Option<Bytes>,
@@ -425,6 +439,8 @@ pub(crate) struct PlanArguments {
 pub(crate) struct CurveArguments {
     #[command(flatten)]
     pub(crate) limits: LimitArguments,
+    #[command(flatten)]
+    pub(crate) host: HostArguments,
     /// Number of budgets.
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = options::POINTS, value_parser = points)]
     pub(crate) points: u32,

@@ -26,7 +26,7 @@ pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answ
     if let Some(warning) = arguments.budget.and_then(|budget| target.budget_warning(budget)) {
         warnings.warn(&warning);
     }
-    let limits = limits(&arguments.limits);
+    let limits = Limits { host_memory: arguments.host.host_memory, ..limits(&arguments.limits) };
     let found = match source.chooses_resharding() {
         true => {
             let (whole, how) = unsharded(&source.source, source, &[])?;
@@ -35,14 +35,25 @@ pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answ
             question.plan(how.unwrap_or(Fsdp2::over(0)))?
         }
         false => {
-            let study = Study::new(read(source)?, target, limits)?;
+            let step = read(source)?;
+            warnings.warn_if(target.attention_warning(&step));
+            let study = Study::new(step, target, limits)?;
             let found = study.plan(planner, arguments.budget)?;
             if found.for_device && found.verdict != Verdict::Fits { beside(&study, found, source)? } else { found }
         }
     };
     let document = (found.verdict != Verdict::Infeasible).then_some(&found.document);
+    check_emitted(arguments.emit, document)?;
     write(arguments, document, warnings)?;
     Ok(emitted(arguments.emit, document, answer(&found, arguments.limits.json)))
+}
+
+/// Refuses to write a plan as code that torch alone cannot follow.
+fn check_emitted(language: Option<Language>, document: Option<&PlanDocument>) -> Result<(), Error> {
+    match (language, document.and_then(|document| document.offload)) {
+        (Some(Language::Python), Some(offload)) => Err(Error::EmitsOffload { bytes: offload.bytes }),
+        _ => Ok(()),
+    }
 }
 
 /// The answer for a device, with what else fits it.
@@ -105,7 +116,9 @@ fn answer(found: &PlanAnswer, json: bool) -> Answer {
 pub(crate) fn curve(arguments: &CurveArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let target = arguments.limits.target()?;
     let trace = read(&arguments.limits.step.source)?;
-    let study = Study::new(trace, target, limits(&arguments.limits))?;
+    warnings.warn_if(target.attention_warning(&trace));
+    let limits = Limits { host_memory: arguments.host.host_memory, ..limits(&arguments.limits) };
+    let study = Study::new(trace, target, limits)?;
     let bar = progress_bar(arguments.points.into(), warnings);
     let found = study.curve(arguments.points as usize, || bar.inc(1));
     bar.finish_and_clear();
@@ -137,6 +150,7 @@ pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
         target.ranks = ranks(&document, &trace)?;
     }
     let found = Study::new(trace, target, limits(&arguments.limits))?.replay(&document)?;
+    check_emitted(arguments.emit, Some(&found.document))?;
     let mut answer = emitted(arguments.emit, Some(&found.document), answer(&found, arguments.limits.json));
     if found.replayed.peak > found.document.budget_bytes {
         answer.code = INFEASIBLE;

@@ -151,3 +151,42 @@ fn settings_of_the_solver_are_in_range() {
     refused(&with("plan", &["--budget", "1GiB", "--planner", "milp", "--whole"]), &["--whole", "--planner exact"]);
     refused(&with("plan", &["--budget", "1GiB", "--planner", "best"]), &["'best'", "exact, greedy, milp"]);
 }
+
+#[test]
+fn memory_of_the_host_is_a_size_for_the_exact_planner() {
+    let plan = |options: &[&'static str]| with("plan", &[&["--budget", "350KiB"], options].concat());
+    for verb in ["plan", "curve"] {
+        refused(
+            &with(verb, &["--host-memory", "0"]),
+            &["--host-memory is 0: nothing can be moved there; leave it out"],
+        );
+        refused(&with(verb, &["--host-memory", "-1"]), &["--host-memory", "-1", "is not a size"]);
+    }
+    for planner in ["greedy", "milp"] {
+        let words =
+            format!("--host-memory is for the planner exact, and {planner} moves nothing; leave one of them out");
+        refused(&plan(&["--host-memory", "1GiB", "--planner", planner]), &[&words]);
+    }
+    for rate in ["0", "-5", "nvlink4", "fast", "NaN"] {
+        refused(
+            &plan(&["--host-memory", "1GiB", "--host-bandwidth", rate]),
+            &["--host-bandwidth", &format!("`{rate}` is none; give pcie3, pcie4, pcie5, or a number of GB per second")],
+        );
+    }
+    // Of too little nothing comes, and nothing is wrong.
+    let without = answered(&plan(&["--json"]), 0).stdout;
+    assert_eq!(answered(&plan(&["--host-memory", "512", "--json"]), 0).stdout, without);
+}
+
+#[test]
+fn plans_that_move_outputs_are_not_written_as_python() {
+    let deep = ["plan", "gpt2", "--layers", "6", "--batch", "4", "--budget", "4.5GiB", "--host-memory", "8GiB"];
+    assert!(answered(&deep, 0).stdout.contains("\nOffload: "));
+    refused(
+        &[&deep[..], &["--emit", "python"]].concat(),
+        &[
+            "to the host and back, which the emitted Python cannot; train with rematic.apply",
+            "plan without --host-memory",
+        ],
+    );
+}

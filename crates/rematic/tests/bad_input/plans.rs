@@ -283,12 +283,33 @@ fn numbers_out_of_range_are_refused() {
 }
 
 #[test]
-fn nothing_moves_outputs_to_the_host_yet() {
+fn older_plans_move_nothing_to_the_host() {
     let first = &plan("exact")["regions"][0];
     let (module, op) = (first["module"].as_str().unwrap(), first["policy"][2]["op"].as_str().unwrap());
+    let words = format!("operator 2 (`{op}`) of `{module}` to the host (offload), but ");
+    let offload = |plan: &mut Value| plan["regions"][0]["policy"][2]["decision"] = json!("offload");
+    refused_change(offload, &[&words, "versions of the format before 4 do not have that; plan again"]);
+    let without = |plan: &mut Value| {
+        plan["version"] = json!(4);
+        offload(plan);
+    };
+    refused_change(without, &[&words, "`offload`, which says how much moves and when, is missing; plan again"]);
+    let moves = json!({"bytes": 4096, "leaves_with": 0, "returns_with": 0});
+    let rate = |gb_per_s: f64| json!({"bytes": 4096, "host_bytes": 4096, "stall_ms": 0.0, "gb_per_s": gb_per_s});
     refused_change(
-        |plan| plan["regions"][0]["policy"][2]["decision"] = json!("offload"),
-        &[&format!("operator 2 (`{op}`) of `{module}` to the host (offload)"), "plan again"],
+        |plan| {
+            plan["version"] = json!(4);
+            plan["regions"][0]["offload"] = moves.clone();
+        },
+        &["no operator of it has that decision"],
+    );
+    refused_change(
+        |plan| {
+            without(plan);
+            plan["regions"][0]["offload"] = moves.clone();
+            plan["offload"] = rate(0.0);
+        },
+        &["offload.gb_per_s is 0"],
     );
     refused_change(|plan| plan["regions"][0]["policy"][2]["decision"] = json!("forget"), &["decision"]);
 }

@@ -1,26 +1,25 @@
 // What can be copied for a budget: the command, the call of `rematic.auto`, the plan as Python, and as the file of `-o`.
 
-// The version of plan files with runs of calls.
-const RUNS_VERSION = 3;
-
 // The plan's file: what all plans of the page share, and what is this one's.
 const planDocument = (plan) => ({
   ...data.frame,
-  version: plan.regions.some(([, , , , , , , then]) => then.length) ? RUNS_VERSION : data.frame.version,
+  version: plan.version,
   budget_bytes: plan.budget_bytes,
   peak_bytes: plan.peak_bytes,
   forward_bytes: plan.forward_bytes,
   recompute_ms: plan.recompute_ms,
   lower_bound_ms: plan.lower_bound_ms,
-  regions: plan.regions.map(([module, start, freed, policy, call, discard, recompute, then]) => ({
+  ...(plan.offload ? { offload: plan.offload } : {}),
+  regions: plan.regions.map(([module, start, freed, policy, call, discard, recompute, then], at) => ({
     module: modules[module].path,
     call,
     ...(then.length ? { then: then.map(([module, call]) => ({ module: modules[module].path, call })) } : {}),
     discard,
     freed_bytes: freed,
     recompute_ms: recompute,
+    ...(plan.moves?.[at] ? { offload: plan.moves[at] } : {}),
     policy: [...data.policies[policy]].map((decision, index) => ({
-      index, op: ops.names[ops.name[start + index]], decision: decision === "s" ? "save" : "recompute",
+      index, op: ops.names[ops.name[start + index]], decision: { s: "save", o: "offload", r: "recompute" }[decision],
     })),
   })),
 });
@@ -47,8 +46,8 @@ const showCopies = (parent, plan, isOwn) => {
   parent.replaceChildren(element("span", null, `Copy for ${bytes(plan.budget_bytes)}: `),
     ...[
       data.command != null && copyButton("Command", () => planCommand(plan, isOwn), data.command != null ? planCommand(plan, isOwn) : ""),
-      fits && copyButton("auto call", () => autoCall(plan, isOwn), autoCall(plan, isOwn)),
-      fits && copyButton("Python", () => planPython(plan), "A Python file that applies the plan with torch alone"),
+      fits && !plan.offload && copyButton("auto call", () => autoCall(plan, isOwn), autoCall(plan, isOwn)),
+      fits && !plan.offload && copyButton("Python", () => planPython(plan), "A Python file that applies the plan with torch alone"),
       fits && copyButton("Plan", () => `${JSON.stringify(planDocument(plan), null, 2)}\n`, "The plan with every decision, as `rematic replay --plan` takes it"),
     ].filter(Boolean));
 };

@@ -37,7 +37,7 @@ class BudgetCurve {
     if (index == null) this.slider.value = this.nearest();
     else this.slider.value = index;
     this.output.textContent =
-      `${bytes(plan.budget_bytes)}: peak ${bytes(plan.peak_bytes)}, ${millis(plan.recompute_ms)} more (${percent(plan.recompute_ms / Math.max(data.step_ms, 1e-12), 2)})`;
+      `${bytes(plan.budget_bytes)}: peak ${bytes(plan.peak_bytes)}, ${millis(plan.extra_ms)} more (${percent(plan.extra_ms / Math.max(data.step_ms, 1e-12), 2)})`;
     this.slider.setAttribute("aria-valuetext", this.output.textContent);
     this.back.hidden = index == null;
     this.draw();
@@ -52,7 +52,7 @@ class BudgetCurve {
     const largest = this.points[this.points.length - 1].budget_bytes;
     // A plan stands where its peak is; a budget that it does not meet is no place for it.
     const place = here.peak_bytes > here.budget_bytes || here.budget_bytes > largest ? here.peak_bytes : here.budget_bytes;
-    this.place = drawBudgets(this.svg, { points: this.points, step: data.step_ms, marks, here: { bytes: place, ms: here.recompute_ms } });
+    this.place = drawBudgets(this.svg, { points: this.points, step: data.step_ms, marks, here: { bytes: place, ms: here.extra_ms } });
   }
 }
 

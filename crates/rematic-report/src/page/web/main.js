@@ -14,14 +14,19 @@ const slower = (ms) => `+${percent(ms / Math.max(data.step_ms, 1e-12), 2)}`;
 // What has to hold it, as the end of a sentence.
 const into = () => (data.for_device ? [` on ${onDevice} (${bytes(data.device_bytes)})`] : [" within ", sized(own.budget_bytes), ` on ${onDevice}`]);
 
+// What the plan moves to the host.
+const offloaded = () => (own.offload
+  ? ` and of waiting for copies (${millis(own.offload.stall_ms)}): ${bytes(own.offload.bytes)} go to the host and come back at ${own.offload.gb_per_s.toFixed(1)} GB/s, in ${bytes(own.offload.host_bytes)} of its pinned memory`
+  : "");
+
 const verdict = () => {
   if (!own.regions.length && fits) {
     return [element("strong", { class: "good" }, "Fits as it is"), ...into(), ": the peak is ", sized(data.baseline_peak_bytes), "."];
   }
   const way = [sized(data.baseline_peak_bytes), " to ", sized(own.peak_bytes)];
-  const time = `${millis(own.recompute_ms)} on top of ${millis(data.step_ms)} (${slower(own.recompute_ms)})`;
+  const time = `${millis(own.extra_ms)} on top of ${millis(data.step_ms)} (${slower(own.extra_ms)})`;
   return fits
-    ? [element("strong", { class: "good" }, "Fits with a plan"), ...into(), ". The peak goes from ", ...way, ` for ${time} of recomputation; ${own.quality}${data.for_device ? " with that peak" : ""}.`]
+    ? [element("strong", { class: "good" }, "Fits with a plan"), ...into(), ". The peak goes from ", ...way, ` for ${time} of recomputation${offloaded()}; ${own.quality}${data.for_device ? " with that peak" : ""}.`]
     : [element("strong", { class: "bad" }, "Does not fit"), ...into(), ". ", ...(own.regions.length
       ? ["With the plan that goes lowest, the peak goes from ", ...way, ` for ${time}.`]
       : ["Recomputation does not lower the peak, ", sized(own.peak_bytes), "."])];
@@ -31,7 +36,7 @@ const verdict = () => {
 const cheaper = () => {
   if (!own.regions.length && fits) return null;
   const enough = data.explanation.remedies.filter(({ kind, peak_bytes: peak, extra_ms: extra }) =>
-    kind !== "checkpointing" && peak <= own.budget_bytes && extra != null && (!fits || extra < own.recompute_ms));
+    kind !== "checkpointing" && peak <= own.budget_bytes && extra != null && (!fits || extra < own.extra_ms));
   return enough.sort((a, b) => a.extra_ms - b.extra_ms)[0] ?? null;
 };
 
@@ -50,7 +55,7 @@ const figures = () => {
   ];
   if (planned) {
     parts.push(figure("peak with the plan", bytes(own.peak_bytes), where(planned, own.peak_bytes), own.peak_bytes),
-      figure("extra time", millis(own.recompute_ms), `${percent(own.recompute_ms / Math.max(step, 1e-12), 2)} of the step`, own.recompute_ms));
+      figure("extra time", millis(own.extra_ms), `${percent(own.extra_ms / Math.max(step, 1e-12), 2)} of the step`, own.extra_ms));
   }
   const memory = data.memory;
   if (memory) {
@@ -76,7 +81,7 @@ byId("facts").textContent = [data.setup, ...data.facts, ...(modules.length ? [`$
 byId("verdict").append(...verdict());
 const other = cheaper();
 if (other) {
-  const plan = fits ? ` The plan takes ${slower(own.recompute_ms)}.` : "";
+  const plan = fits ? ` The plan takes ${slower(own.extra_ms)}.` : "";
   byId("cheaper").hidden = false;
   byId("cheaper").append(element("strong", null, fits ? "Cheaper: " : "What would fit: "), `${other.title.charAt(0).toLowerCase()}${other.title.slice(1)}: `,
     sized(other.peak_bytes), ` at ${slower(other.extra_ms)}.${plan} `, element("small", null, `${other.assumption}.`));
