@@ -58,7 +58,7 @@ def measured(train: Callable[[], Any], settled: bool = False) -> tuple[Any, int]
 def ends_of_operators(events: Any) -> Iterator[int]:
     """When operators are done that no other operator has called."""
     over = 0
-    for start, end in sorted((e.start_ns(), e.start_ns() + e.duration_ns()) for e in events if e.name().startswith("aten::")):
+    for _, end in sorted((e.start_ns(), e.start_ns() + e.duration_ns()) for e in events if e.name().startswith("aten::")):
         if end > over:
             yield end
             over = end

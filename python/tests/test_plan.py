@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,7 @@ def test_a_budget_that_cannot_be_met(small):
     error = caught.value
     assert isinstance(error, rematic.PlanError) and isinstance(error, ValueError)
     assert error.budget == 100 * 2**10
-    told = re.search(r"Raise budget to at least (\S+), shard with world_size", str(error))
+    told = re.search(r"Raise budget to at least (\S+), shard with fsdp", str(error))
     assert told is not None and rematic.plan(small, told[1]).outcome == "planned"
     assert "--" not in str(error)
     assert rematic.plan(small, error.least_budget).peak == error.least_budget
@@ -331,3 +332,19 @@ def test_other_threads_run_while_it_computes():
     assert done.is_set()
     # One tick per 5 ms if nothing holds the GIL; a fraction of it on a busy machine.
     assert ticks > seconds * 20
+
+
+def test_a_plan_for_another_step_is_not_replayed() -> None:
+    sizes: dict[str, Any] = {"layers": 2, "batch": 4, "seq": 64}
+    trace = rematic.Trace.model("gpt2", **sizes)
+    plan = rematic.plan(trace, trace.peak())
+    assert rematic.replay(trace, plan).peak == plan.peak
+    for change, said in (
+        ({"batch": 2}, "batch is 4 in the plan, but 2 in this step"),
+        ({"dtype": "bf16"}, "dtype is f32 in the plan, but bf16 in this step"),
+        ({"layers": 3}, "without a plan that one peaks at"),
+    ):
+        with pytest.raises(rematic.PlanError, match=said):
+            rematic.replay(rematic.Trace.model("gpt2", **sizes | change), plan)
+    with pytest.raises(rematic.RematicError, match="the plan is for one of 1 devices, and the step is that of one of 4"):
+        rematic.replay(trace.fsdp(4), plan, world_size=4)

@@ -291,11 +291,40 @@ def test_a_card_that_does_not_prefer_cudnns_attention_takes_another():
     assert code == 0 and not any("attention" in assumed["text"] for assumed in found["assumed"])
 
 
+@pytest.mark.parametrize("deprioritized", ["0", "1"])
+def test_attention_on_an_h100_takes_what_is_predicted_with_cudnns_kernel_and_without(deprioritized, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", deprioritized)
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    config = {"model_type": "llama", **importlib.import_module("grouped_heads").CONFIG}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    _, found = answer("--device", "h100", script=SCRIPTS / "grouped_heads.py")
+    assert any("attention" in assumed["text"] for assumed in found["assumed"]) == (deprioritized == "0")
+    run = "import sys; from rematic._command import main; sys.exit(main())"
+    question = ["stats", str(path), *"--batch 4 --seq 2048 --dtype bf16 --device h100 --json".split()]
+    said = json.loads(subprocess.check_output([sys.executable, "-c", run, *question], text=True))["memory"]
+    kinds = ("allocated_bytes", "reserved_bytes")
+    assert [said[kind] for kind in kinds] == [found["memory"][kind] for kind in kinds]
+
+
 def test_a_network_of_images_under_lightning_runs_unchanged():
     pytest.importorskip("lightning")
     pytest.importorskip("torchvision")
     code, found = answer(script=SCRIPTS / "lightning_images.py")
     assert code == 0 and found["steps"] == 3
+
+
+def test_what_another_stream_keeps_is_a_range_with_its_line():
+    code, found = answer(script=SCRIPTS / "other_stream.py")
+    streams = found["streams"]
+    # Up to all but one of the copies of a step wait for their stream, of 4096 x 1024 numbers each.
+    more = streams["highest_reserved_bytes"] - streams["lowest_reserved_bytes"]
+    assert code == 0 and 4 * 4096 * 1024 < more <= 6 * 4 * 4096 * 1024
+    assert found["memory"]["reserved_bytes"] == streams["highest_reserved_bytes"]
+    assert [Path(line["file"]).name for line in streams["lines"]] == ["other_stream.py"]
+    code, out, _ = rehearse(script=SCRIPTS / "other_stream.py")
+    assert code == 0 and "by how far streams are behind: a block that record_stream keeps (at " in " ".join(out.split())
 
 
 WAITS = """

@@ -10,6 +10,8 @@ use crate::search::{Part, Proven};
 
 /// How much work a proof may be whose bound is wanted by itself.
 const WORK: usize = 1_000_000;
+/// With less work than this, plans are not split, and what several hold is shared once: for a point of a curve.
+const THOROUGH: usize = 100_000;
 /// How often what is left open is looked at again, with the better plan that was found.
 const LOOKS: usize = 3;
 
@@ -33,9 +35,10 @@ impl Problem {
         let part = |usable: bool| if usable { Part::May } else { Part::Not };
         let cases = exact::usable(self, budget.0).into_iter();
         let mut cases: Vec<Vec<Part>> = cases.map(|usable| usable.into_iter().map(part).collect()).collect();
-        let mut splits = 0;
+        let thorough = work >= THOROUGH;
+        let mut splits = if thorough { 0 } else { MOST_SPLITS };
         while let Some(parts) = cases.pop() {
-            let (moments, prices) = self.bound().shared_prices(self, &parts, budget, (near, known));
+            let (moments, prices) = self.bound().shared_prices(self, &parts, budget, (near, known), thorough);
             if prices.bound >= known * (1.0 - SAME) {
                 continue;
             }
@@ -55,7 +58,7 @@ impl Problem {
 
     /// The plan with the better of two bounds, or a better plan that was found on the way.
     pub(crate) fn bounded(&self, budget: Bytes, mut solution: Solution, work: usize) -> Solution {
-        for _ in 0..LOOKS.min(work) {
+        for _ in 0..if work < THOROUGH { work.min(1) } else { LOOKS } {
             let time = solution.replayed.recompute.0;
             if time <= solution.lower_bound.0 * (1.0 + NEAR) {
                 break;

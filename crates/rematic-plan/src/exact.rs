@@ -14,6 +14,8 @@
 //! The sets of dropped regions grow through forward and shrink through backward, so one constraint per end of a region is
 //! enough: what must be freed by the regions that end there or before ([`Ceiling`](crate::node::Ceiling)).
 //!
+//! What a micro-batch drops is there again before the next one begins, so that the needs of each are met by its own regions alone.
+//!
 //! # Why it is a relaxation
 //!
 //! Every plan whose replay stays within the budget satisfies the constraints, so that no plan takes less than their

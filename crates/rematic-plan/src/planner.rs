@@ -54,7 +54,7 @@ pub(crate) struct Effort {
 /// For a budget: some 60 ms of search, and as much to show that there is no better plan.
 const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, proof: 1_000_000 };
 /// For a point of a curve.
-const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 100_000 };
+const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 20_000 };
 /// For a question whose answer only leads on.
 const QUICK: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 0 };
 /// The part of a proof that is tried before the search: it often finds the best plan and shows that it is.
@@ -120,7 +120,8 @@ impl Problem {
         if self.enumeration().is_some() {
             return fitted;
         }
-        let fitted = fitted.map(|found| self.bounded(budget, found, effort.proof / FIRST_PROOF));
+        let first_proof = if effort == WHOLE { effort.proof / FIRST_PROOF } else { 0 };
+        let fitted = fitted.map(|found| self.bounded(budget, found, first_proof));
         let is_best = |found: &Solution| found.replayed.recompute.0 <= found.lower_bound.0 * (1.0 + NEAR);
         if fitted.as_ref().is_some_and(is_best) {
             return fitted;
@@ -362,7 +363,12 @@ impl Problem {
         best
     }
 
-    fn find_least(&self) -> Solution {
+    /// A plan with the lowest peak without runs, whatever it takes.
+    pub(crate) fn lowest_alone(&self) -> Solution {
+        self.lowest.get_or_init(|| self.find_lowest()).clone()
+    }
+
+    fn find_lowest(&self) -> Solution {
         let found = self.enumeration().and_then(|plans| plans.least(self));
         if let Some((checkpoints, replayed)) = found {
             let lower_bound = replayed.recompute;
@@ -381,6 +387,14 @@ impl Problem {
             if replayed.peak < best.replayed.peak {
                 best = Solution { checkpoints, replayed, lower_bound: Millis(0.0) };
             }
+        }
+        best
+    }
+
+    fn find_least(&self) -> Solution {
+        let mut best = self.lowest_alone();
+        if self.enumeration().is_some() {
+            return best;
         }
         let peak = best.replayed.peak;
         let found = Search::new(self, Goal::Time(peak)).run(std::slice::from_ref(&best.checkpoints), WHOLE.changes);

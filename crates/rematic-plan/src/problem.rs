@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use rematic_cost::Costs;
 use rematic_replay::{Allocator, Checkpoint, Ledger, Ran, Recording, RegionId, Regions, Schedule};
-use rematic_trace::{Bytes, CallId, Millis, ModuleId, OpId, Phase, StepTrace, Table};
+use rematic_trace::{Bytes, CallId, Millis, ModuleId, OpId, Phase, StepTrace, StorageId, Table};
 
 use crate::cancel::Cancel;
 use crate::enumeration::Enumeration;
@@ -14,7 +14,7 @@ use crate::node::{Ceiling, Limit, Node, Nodes, spans};
 use crate::planner::Solution;
 use crate::region::{Candidate, Candidates, Pricing};
 use crate::replayed::{PlannedMoment, Replayed, Replaying, Totals, first_forward};
-use crate::runs::Tiling;
+use crate::runs::{Credit, Tiling};
 use crate::search::{Axis, Bound, Lives};
 use crate::selection::allowed;
 
@@ -91,8 +91,12 @@ pub struct Problem {
     pub(crate) greedy_steps: OnceLock<GreedySteps>,
     /// The plan with the lowest peak; found when it is first asked for.
     pub(crate) least: OnceLock<Solution>,
+    /// The same, whatever it takes.
+    pub(crate) lowest: OnceLock<Solution>,
     /// The same step with runs of calls; made when it is first asked for.
     pub(crate) tilings: OnceLock<Vec<Tiling>>,
+    /// What plans with runs may free beyond others, if that is known.
+    pub(crate) run_credit: OnceLock<Option<Credit>>,
 }
 
 impl Problem {
@@ -173,7 +177,9 @@ impl Problem {
             bound: OnceLock::new(),
             greedy_steps: OnceLock::new(),
             least: OnceLock::new(),
+            lowest: OnceLock::new(),
             tilings: OnceLock::new(),
+            run_credit: OnceLock::new(),
         })
     }
 
@@ -323,6 +329,11 @@ impl Problem {
     /// The innermost node around a node.
     pub(crate) fn around(&self, node: usize) -> Option<usize> {
         self.around[node]
+    }
+
+    /// What a storage takes.
+    pub(crate) fn footprint(&self, storage: StorageId) -> Bytes {
+        self.start.footprint(storage)
     }
 
     /// Bytes in use before the step.

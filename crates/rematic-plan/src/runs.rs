@@ -5,11 +5,30 @@
 //! [chain](rematic_replay::long_chains) into runs of one length, one more level in the tree of regions, and is planned like any
 //! step; single calls and what is inside them can still be chosen there. Lengths are tried where single calls do not reach the
 //! budget or are dear.
+//!
+//! # The bound
+//!
+//! The relaxation of [`exact`](crate::exact) is one for plans of single calls. A plan with runs, within a budget B, becomes one of
+//! single calls if every run is taken apart and each of its calls keeps its part of the policy. That takes no more time: a call that
+//! is recomputed alone stops where nothing more is needed. Between forward and backward it frees what the run freed but for
+//!
+//! - what one call of a chain makes and another one is given, reads or saves, which the run does not keep between them, and
+//! - what calls that cannot be checkpointed alone hold for their own backward.
+//!
+//! Let D be how many of these bytes the plan frees. At every moment the plan of single calls frees no less than the run less D, so its
+//! constraints hold for the budget B + D, and it takes at least the bound L(B + D) for single calls. What is freed has to be made again
+//! by an operator that no call runs again alone, and so do larger tensors that only the end of that call makes, unless they are kept in
+//! its place: D bytes take at least g(D), the cheapest of them first. No plan within B takes less than the least of L(B + D) + g(D).
+//!
+//! It needs every part of a policy to be one of the call's own: where a call changes in place what another call of its chain has
+//! made, there is no such bound.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
-use rematic_replay::{Checkpoint, RegionId, Regions, long_chains, tiles};
-use rematic_trace::{Bytes, Phase, Table, Verdict};
+use rematic_replay::{Chain, Checkpoint, RegionId, Regions, births, long_chains, tiles};
+use rematic_trace::{Bytes, CallId, Event, Millis, OpId, Phase, StorageId, Table, Verdict};
 
 use crate::exact;
 use crate::planner::{Effort, Outcome, Solution};
@@ -18,6 +37,10 @@ use crate::region::Candidate;
 
 /// A plan that recomputes more than this share of the forward is dear.
 const DEAR: f64 = 0.5;
+/// So many tilings are planned for a budget, those with the lowest bounds.
+const MOST_TILINGS: usize = 3;
+/// In so many steps the bytes that runs free are looked through for a bound.
+const CREDIT_STEPS: u64 = 16;
 
 /// The step with every chain cut into runs of one length.
 pub(crate) struct Tiling {
@@ -29,7 +52,7 @@ pub(crate) struct Tiling {
 }
 
 impl Tiling {
-    fn new(base: &Problem, runs: Vec<Vec<rematic_trace::CallId>>) -> Option<Self> {
+    fn new(base: &Problem, runs: Vec<Chain>) -> Option<Self> {
         let regions = Regions::with_runs(&base.trace, runs);
         let mut singles = base.regions().all().ids();
         let ids = regions.all().iter().map(|region| {
@@ -59,19 +82,30 @@ impl Problem {
     /// The plan with the lowest peak.
     #[must_use]
     pub fn least(&self) -> Solution {
-        let mut best = self.least_alone();
+        let mut peak = self.lowest_alone().replayed.peak;
+        let mut best = None;
         let mut tilings: Vec<&Tiling> = self.tilings().iter().collect();
         tilings.sort_by_key(|tiling| tiling.lowest);
         for tiling in tilings {
-            if tiling.lowest >= best.replayed.peak {
+            if tiling.lowest >= peak {
                 break;
             }
-            let found = tiling.problem.least_alone();
-            if found.replayed.peak < best.replayed.peak {
-                best = tiling.translated(found);
+            let found = tiling.problem.lowest_alone().replayed.peak;
+            if found < peak {
+                (peak, best) = (found, Some(tiling));
             }
         }
-        best
+        let Some(tiling) = best else { return self.least_alone() };
+        let found = tiling.problem.least_alone();
+        self.bounded_by_all(found.replayed.peak, tiling.translated(found))
+    }
+
+    /// A plan with runs, with a bound for all plans.
+    fn bounded_by_all(&self, budget: Bytes, solution: Solution) -> Solution {
+        let credit = self.run_credit.get_or_init(|| Credit::of(self, &long_chains(&self.trace)));
+        let time = solution.replayed.recompute;
+        let lower_bound = credit.as_ref().map_or(Millis(0.0), |credit| credit.bound(self, budget, time));
+        Solution { lower_bound, ..solution }
     }
 
     /// What runs make of the answer for a budget that was found without them.
@@ -85,14 +119,14 @@ impl Problem {
         let within = self.tilings().iter().filter(|tiling| tiling.lowest <= budget);
         let mut tilings: Vec<(f64, &Tiling)> = within.filter_map(|tiling| Some((bound(tiling)?, tiling))).collect();
         tilings.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-        for (bound, tiling) in tilings {
+        for (bound, tiling) in tilings.into_iter().take(MOST_TILINGS) {
             if best.as_ref().is_some_and(|best| best.replayed.recompute.0 <= bound) {
                 break;
             }
             let found = tiling.problem.exact_with(budget, effort);
             let better = |best: &Solution| found.solution.replayed.recompute.0 < best.replayed.recompute.0;
             if found.verdict == Verdict::Planned && best.as_ref().is_none_or(better) {
-                best = Some(tiling.translated(found.solution));
+                best = Some(self.bounded_by_all(budget, tiling.translated(found.solution)));
             }
         }
         match best {
@@ -133,11 +167,160 @@ impl Problem {
     }
 }
 
-/// The lengths of runs that are tried for chains of so many calls: each about 1.4 times the one before, up to half a chain and the whole of it.
+/// What plans with runs may free beyond those of single calls.
+pub(crate) struct Credit {
+    /// Bytes, and the time that each of them takes at least; the cheapest first.
+    parts: Vec<(u64, f64)>,
+}
+
+impl Credit {
+    /// `None` if it is not known. In time linear in the step, times the depth of the chains in each other.
+    fn of(problem: &Problem, chains: &[Chain]) -> Option<Self> {
+        let trace = &*problem.trace;
+        let calls = Calls::new(problem);
+        // With the calls that make them.
+        let mut credited: BTreeMap<StorageId, Vec<CallId>> = BTreeMap::new();
+        for chain in chains {
+            let makers: Vec<(usize, CallId)> = chain.iter().map(|call| (calls.ops[*call].end, *call)).collect();
+            let maker = |storage: StorageId| {
+                let birth = trace.storages()[storage].birth?.index();
+                let (_, call) = makers.get(makers.partition_point(|(end, _)| *end <= birth))?;
+                (calls.ops[*call].start <= birth).then_some(*call)
+            };
+            for &call in chain {
+                let other = |storage: StorageId| Some((storage, maker(storage).filter(|maker| *maker != call)?));
+                let given = trace.call(call).inputs.iter().chain(&trace.call(call).keywords).copied();
+                let mut found: Vec<(StorageId, CallId)> = given.filter_map(other).collect();
+                for op in &trace.ops().items()[calls.ops[call].clone()] {
+                    if trace.mutates(op).iter().any(|storage| other(*storage).is_some()) {
+                        return None;
+                    }
+                    let saves = || trace.saves(op).iter().map(|tensor| tensor.storage);
+                    let read = trace.inputs(op).iter().map(|tensor| tensor.storage);
+                    found.extend(read.chain(saves()).filter_map(other));
+                    if calls.ends[call].is_none() {
+                        found.extend(saves().filter_map(|storage| Some((storage, maker(storage)?))));
+                    }
+                }
+                for (storage, maker) in found {
+                    let makers = credited.entry(storage).or_default();
+                    if !makers.contains(&maker) {
+                        makers.push(maker);
+                    }
+                }
+            }
+        }
+        let births = credited.keys().filter_map(|storage| trace.storages()[*storage].birth).map(OpId::index);
+        let births: BTreeSet<usize> = births.collect();
+        let part = |(storage, makers): (&StorageId, &Vec<CallId>)| {
+            let prices = makers.iter().map(|call| calls.price(problem, &births, *call, *storage));
+            (problem.footprint(*storage).0, prices.fold(f64::INFINITY, f64::min))
+        };
+        let mut parts: Vec<(u64, f64)> = credited.iter().map(part).collect();
+        parts.sort_by(|a, b| a.1.total_cmp(&b.1));
+        Some(Credit { parts })
+    }
+
+    /// The least time that so many bytes take.
+    fn time(&self, bytes: u64) -> f64 {
+        let mut left = bytes;
+        let mut time = 0.0;
+        for &(bytes, price) in &self.parts {
+            time += left.min(bytes) as f64 * price;
+            left = left.saturating_sub(bytes);
+        }
+        time
+    }
+
+    /// No plan within a budget takes less; a plan that takes `known` is within it.
+    fn bound(&self, problem: &Problem, budget: Bytes, known: Millis) -> Millis {
+        let all: u64 = self.parts.iter().map(|(bytes, _)| bytes).sum();
+        let mut bound = known.0;
+        for step in 0..CREDIT_STEPS {
+            let (from, to) = (
+                all / CREDIT_STEPS * step,
+                if step + 1 == CREDIT_STEPS { all } else { all / CREDIT_STEPS * (step + 1) },
+            );
+            let time = self.time(from);
+            if time >= bound {
+                break;
+            }
+            // Where no plan of single calls is within so much, none with runs frees so little.
+            if let Some(single) = problem.lower_bound(Bytes(budget.0.saturating_add(to))) {
+                bound = bound.min(single.0 + time);
+            }
+        }
+        Millis(bound)
+    }
+}
+
+/// What is known about the calls of a step.
+struct Calls {
+    /// The operators of the forward of each.
+    ops: Table<CallId, Range<usize>>,
+    /// Where the recomputation of each ends if it is alone; `None` if it cannot be checkpointed alone.
+    ends: Table<CallId, Option<usize>>,
+    /// How many operators have run when a storage's last ordinary reference goes.
+    dropped: Table<StorageId, usize>,
+}
+
+impl Calls {
+    fn new(problem: &Problem) -> Self {
+        let trace = &*problem.trace;
+        let mut ops = trace.calls().filled(0..0);
+        let mut dropped = trace.storages().filled(usize::MAX);
+        let mut next_op = 0;
+        for &event in trace.events() {
+            match event {
+                Event::Op(op) => next_op = op.index() + 1,
+                Event::Enter(call) => ops[call] = next_op..next_op,
+                Event::Exit(call) => ops[call].end = next_op,
+                Event::Drop(storage) => dropped[storage] = next_op,
+                _ => {}
+            }
+        }
+        let mut ends = trace.calls().filled(None);
+        for region in problem.nodes.iter().map(|node| problem.regions().region(node.region)) {
+            ends[region.call] = Some(region.stop.index() + usize::from(region.stop_runs));
+        }
+        Calls { ops, ends, dropped }
+    }
+
+    /// The time per byte that it takes at least to make a storage of a call again that a run need not keep.
+    ///
+    /// Its maker runs again, which is in the call's own time already if the call alone runs it again. If nothing else that is
+    /// credited is made behind the end of the call's own recomputation, so does all else there that makes no less and that nothing
+    /// holds when the call is over: to keep that in its place frees nothing.
+    fn price(&self, problem: &Problem, credited: &BTreeSet<usize>, call: CallId, storage: StorageId) -> f64 {
+        let trace = &*problem.trace;
+        let Some(maker) = trace.storages()[storage].birth else { return 0.0 };
+        let end = self.ends[call];
+        if end.is_some_and(|end| maker.index() < end) {
+            return 0.0;
+        }
+        let bytes = problem.footprint(storage).0.max(1) as f64;
+        let made = |op: OpId| births(trace, op).map(|storage| problem.footprint(storage).0).sum::<u64>() as f64;
+        let own = problem.costs.time(maker).0 / made(maker).max(bytes);
+        let Some(end) = end else { return own };
+        let tail = end.max(self.ops[call].start)..maker.index();
+        let is_only = credited.range(end..self.ops[call].end).all(|at| *at == maker.index());
+        if !is_only || births(trace, maker).count() > 1 {
+            return own;
+        }
+        let runs_again = |op: &OpId| {
+            let goes = |storage: StorageId| self.dropped[storage] <= self.ops[call].end;
+            births(trace, *op).count() == 1 && made(*op) >= bytes && births(trace, *op).all(goes)
+        };
+        let before: f64 = tail.map(OpId::new).filter(runs_again).map(|op| problem.costs.time(op).0).sum();
+        own + before / bytes
+    }
+}
+
+/// The lengths of runs that are tried for chains of so many calls: 2, 3, 4, 6, 8, 12, …, up to the longest chain.
 fn lengths(longest: usize) -> impl Iterator<Item = usize> {
     let powers = (2..).map(|half: u32| {
         let power = 1_usize << (half / 2).min(40);
-        if half % 2 == 0 { power } else { power + power / 2 }
+        if half.is_multiple_of(2) { power } else { power + power / 2 }
     });
     powers.take_while(move |length| *length <= longest)
 }

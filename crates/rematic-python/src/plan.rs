@@ -406,6 +406,9 @@ pub(crate) fn plan(
     if let Some(warning) = budget.and_then(|budget| target.budget_warning(budget)) {
         warn(py, &warning)?;
     }
+    if let Some(warning) = steps.iter().find_map(|step| target.attention_warning(step)) {
+        warn(py, &warning)?;
+    }
     let (questions, cancel) = Question::each(&lasts, &steps, &target, &limits);
     let work = move || variants(questions, planner, budget);
     let answers = interruptible(py, &cancel, work)?.map_err(exception)?;

@@ -47,6 +47,8 @@ pub unsafe extern "C" fn cudaMemcpyAsync(
 pub unsafe extern "C" fn cudaMemcpy(to: *mut c_void, from: *const c_void, size: usize, _kind: c_int) -> Status {
     // SAFETY: as the caller promises.
     unsafe { copied(to.cast(), from.cast(), size) };
+    // The host waits for the default stream.
+    super::events::cudaStreamSynchronize(std::ptr::null_mut());
     OK
 }
 

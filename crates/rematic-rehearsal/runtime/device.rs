@@ -46,7 +46,7 @@ pub extern "C" fn cudaSetDevice(device: c_int) -> Status {
 }
 
 nothing! {
-    cudaDeviceSynchronize cudaDeviceEnablePeerAccess cudaDeviceSetLimit cudaDeviceReset cudaSetDeviceFlags
+    cudaDeviceEnablePeerAccess cudaDeviceSetLimit cudaDeviceReset cudaSetDeviceFlags
     cudaDeviceSetCacheConfig cudaInitDevice
 }
 

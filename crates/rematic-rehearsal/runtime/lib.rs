@@ -27,6 +27,7 @@ mod copies;
 mod cudnn;
 mod device;
 mod driver;
+mod events;
 mod graphs;
 mod kernels;
 mod management;

@@ -1,6 +1,6 @@
-//! Streams, events and memory pools. Everything is over at once.
+//! Streams and memory pools. Everything is over at once; `events` knows when a card could be behind.
 
-use std::ffi::{c_float, c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::graphs::capturing;
@@ -43,17 +43,14 @@ makes! {
     cudaStreamCreate();
     cudaStreamCreateWithFlags(c_uint);
     cudaStreamCreateWithPriority(c_uint, c_int);
-    cudaEventCreate();
-    cudaEventCreateWithFlags(c_uint);
     cudaDeviceGetDefaultMemPool(c_int);
     cudaDeviceGetMemPool(c_int);
     cudaMemPoolCreate(*const c_void);
 }
 nothing! {
-    cudaStreamDestroy cudaStreamQuery cudaStreamSynchronize cudaStreamWaitEvent
-    cudaEventDestroy cudaEventQuery cudaEventRecord cudaEventRecordWithFlags cudaEventSynchronize
+    cudaStreamDestroy cudaStreamQuery
     cudaMemPoolSetAttribute cudaMemPoolSetAccess cudaMemPoolTrimTo cudaMemPoolDestroy cudaDeviceSetMemPool
-    cudaDeviceSetGraphMemAttribute cudaIpcGetEventHandle cudaProfilerStart cudaProfilerStop
+    cudaDeviceSetGraphMemAttribute cudaProfilerStart cudaProfilerStop
     cudaCtxResetPersistingL2Cache cudaStreamSetAttribute cudaStreamGetAttribute
 }
 
@@ -124,14 +121,6 @@ pub extern "C" fn cudaLaunchHostFunc(
     data: *mut c_void,
 ) -> Status {
     function(data);
-    OK
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaEventElapsedTime(milliseconds: *mut c_float, _start: Handle, _end: Handle) -> Status {
-    // A script that divides by it must not divide by zero.
-    // SAFETY: the caller's variable.
-    unsafe { put(milliseconds, 1.0) };
     OK
 }
 

@@ -151,6 +151,8 @@ pub struct Record {
     pub reads: Reads,
     /// What was assumed where values would decide.
     pub assumed: Vec<Assumption>,
+    /// The script's lines that told the allocator of another stream (`record_stream`), the first ones.
+    pub kept_for_streams: Vec<Line>,
     /// PyTorch cannot be rehearsed.
     pub refused: Option<Refused>,
     /// What ended the script, if it was an error.

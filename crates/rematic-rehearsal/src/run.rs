@@ -17,6 +17,9 @@ const LOCAL: u32 = 8;
 /// Where processes of a rehearsal write what they saw. By it they are known.
 pub(crate) const REPORTS: &str = "REMATIC_REHEARSAL_REPORTS";
 
+/// Set where other streams are late: their events are over when the host has waited for them.
+const LATE: &str = "REMATIC_REHEARSAL_LATE";
+
 /// The card that is not there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
@@ -56,21 +59,43 @@ pub struct Rehearsal<'a> {
 pub struct Run {
     /// What was seen.
     pub record: Record,
+    /// What was seen where other streams are as far behind as the host does not wait for; none if that makes no difference, or
+    /// gave no answer.
+    pub late: Option<Record>,
     /// How many ranks there seemed to be.
     pub world_size: u32,
 }
 
 impl Rehearsal<'_> {
-    /// Runs the command to its end. What it prints goes to the error stream.
+    /// Runs the command to its end, and once more if it depends on how far streams are behind. What it prints goes to the error
+    /// stream.
     ///
     /// # Errors
     /// If the command cannot be rehearsed, does not use CUDA, or fails for another reason than memory.
     pub fn run(&self) -> Result<Run, RehearsalError> {
+        let record = self.once(false)?;
+        let late = if record.kept_for_streams.is_empty() || record.ran_out().is_some() {
+            None
+        } else {
+            let without_snapshot = Rehearsal { snapshot: None, ..self.clone() };
+            match without_snapshot.once(true) {
+                Err(interrupted @ RehearsalError::Interrupted { .. }) => return Err(interrupted),
+                late => late.ok(),
+            }
+        };
+        Ok(Run { record, late, world_size: self.gpus.unwrap_or(1) })
+    }
+
+    fn once(&self, late: bool) -> Result<Record, RehearsalError> {
         if let Some(gpus) = self.gpus.filter(|gpus| self.rank >= *gpus) {
             return Err(RehearsalError::Rank { rank: self.rank, gpus });
         }
         let stage = Stage::new()?;
         let mut command = self.command_on(&stage)?;
+        command.env_remove(LATE);
+        if late {
+            command.env(LATE, "1");
+        }
         let program = command.get_program().to_string_lossy().into_owned();
         // Before the command starts, so that nothing stays behind.
         let listener = Listener::new().map_err(RehearsalError::Stage)?;
@@ -83,7 +108,7 @@ impl Rehearsal<'_> {
             return Err(RehearsalError::Interrupted { signal, name, steps });
         }
         let record = record.ok_or_else(|| RehearsalError::NoPython { program, ended: ended(status) })?;
-        judged(record, status).map(|record| Run { record, world_size: self.gpus.unwrap_or(1) })
+        judged(record, status)
     }
 
     fn command_on(&self, stage: &Stage) -> Result<Command, RehearsalError> {

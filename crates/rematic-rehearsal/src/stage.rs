@@ -39,6 +39,7 @@ const HOOK: &[(&str, &str)] = hook! {
     "rematic_rehearsal/reads.py"
     "rematic_rehearsal/report.py"
     "rematic_rehearsal/steps.py"
+    "rematic_rehearsal/streams.py"
     "rematic_rehearsal/values.py"
     "rematic_rehearsal/versions.py"
     "rematic_rehearsal/watching.py"

@@ -22,6 +22,8 @@ pub struct Architecture {
     pub capability: u32,
     /// How many multiprocessors it has.
     pub processors: u32,
+    /// Whether cuDNN is there, as it is in PyTorch's wheels.
+    pub cudnn: bool,
 }
 
 /// One thing that an operator does with memory.
@@ -56,6 +58,9 @@ impl Scratch {
         scratch.find_accumulations(trace);
         let Some(architecture) = architecture else { return scratch };
         let drops = trace.names().iter().any(|name| name.starts_with("native_dropout"));
+        // A backward does not say whether its forward drew numbers; those of a step are alike.
+        let drops_in_flash =
+            trace.ops().iter().any(|op| op.flags.random && trace.op_name(op).contains("flash_attention"));
         let rules: Table<_, Option<Rule>> = trace.names().iter().map(|name| rule(name)).collect();
         for (id, op) in trace.ops().entries() {
             let Some(rule) = rules[op.name] else { continue };
@@ -68,6 +73,7 @@ impl Scratch {
                 random: op.flags.random,
                 backward: op.phase == Phase::Backward,
                 drops,
+                drops_in_flash,
             };
             let start = as_u32(scratch.uses.len());
             rule(&call, &mut scratch.uses);
@@ -142,6 +148,8 @@ pub(crate) struct Call<'a> {
     backward: bool,
     /// Whether the step has dropout. Of memory-efficient attention a trace does not say whether it drops weights.
     drops: bool,
+    /// Whether flash attention drops weights in the step.
+    drops_in_flash: bool,
 }
 
 impl Call<'_> {

@@ -310,7 +310,10 @@ pub(crate) fn quality(plan: &PlanDocument) -> String {
     if plan.peak_bytes > plan.budget_bytes {
         return "it is not within the budget".to_owned();
     }
-    nearness(plan.recompute_ms, plan.lower_bound_ms)
+    let nearness = nearness(plan.recompute_ms, plan.lower_bound_ms);
+    // The bound of a plan without runs is one for such plans.
+    let is_single = plan.regions.iter().all(|region| region.then.is_empty());
+    if is_single && nearness.ends_with("optimal") { nearness + " for single modules" } else { nearness }
 }
 
 /// A bound further away than this share of it says nothing about a plan.
@@ -460,7 +463,7 @@ impl CurveReport<'_> {
 /// A step that is sharded can be sharded more.
 pub(crate) fn sharding_advice(trace: &StepTrace) -> String {
     match trace.place.ranks() {
-        Some(1) => format!(", shard with {}", Opt("world-size")),
+        Some(1) => format!(", shard with {}", Opt("fsdp")),
         _ => ", shard over more devices".to_owned(),
     }
 }

@@ -30,6 +30,8 @@ pub struct RehearsalReport<'a> {
     pub context: Bytes,
     /// What was seen.
     pub record: &'a Record,
+    /// What was seen where other streams are behind, if the script depends on it.
+    pub late: Option<&'a Record>,
     /// How many ranks there seemed to be, and which of them this was.
     pub ranks: (u32, u32),
     /// Where PyTorch's snapshot is.
@@ -48,11 +50,20 @@ struct Json<'a> {
     requested_bytes: u64,
     retries: u64,
     fits: bool,
+    streams: Option<JsonStreams<'a>>,
     out_of_memory: Option<JsonOutOfMemory<'a>>,
     largest: &'a [Resident],
     reads: &'a Reads,
     assumed: &'a [Assumption],
     snapshot: Option<String>,
+}
+
+/// Between what the reserved bytes lie, by how far other streams are behind, and the lines that made it so.
+#[derive(Serialize)]
+struct JsonStreams<'a> {
+    lowest_reserved_bytes: u64,
+    highest_reserved_bytes: Option<u64>,
+    lines: &'a [Line],
 }
 
 #[derive(Serialize)]
@@ -67,16 +78,51 @@ struct JsonOutOfMemory<'a> {
     reserved_bytes: u64,
 }
 
+impl JsonStreams<'_> {
+    /// The range and its cause; nothing where both ends are the same.
+    fn note(&self) -> Option<String> {
+        let lowest = Bytes(self.lowest_reserved_bytes);
+        let at = places(" (at ", self.lines.iter(), ")");
+        let kept = format!("a block that record_stream keeps{at} is free when the other stream is done with it");
+        match self.highest_reserved_bytes.map(Bytes) {
+            Some(highest) if highest == lowest => None,
+            Some(highest) => Some(format!("{lowest} to {highest} are reserved, by how far streams are behind: {kept}")),
+            None => Some(format!("At least {lowest} are reserved: {kept}")),
+        }
+    }
+}
+
+fn reserved(record: &Record) -> u64 {
+    record.memory.as_ref().map_or(0, |memory| memory.reserved)
+}
+
 impl RehearsalReport<'_> {
     /// Whether the script had enough memory.
     #[must_use]
     pub fn fits(&self) -> bool {
-        self.record.ran_out().is_none()
+        self.worst().ran_out().is_none()
+    }
+
+    /// The record that decides: where streams are behind, more is in use.
+    fn worst(&self) -> &Record {
+        self.late
+            .filter(|late| reserved(late) >= reserved(self.record) || late.ran_out().is_some())
+            .unwrap_or(self.record)
+    }
+
+    /// Where the script's own streams decide how much is reserved.
+    fn streams(&self) -> Option<JsonStreams<'_>> {
+        let lines = &self.record.kept_for_streams;
+        (!lines.is_empty() && self.record.ran_out().is_none()).then(|| JsonStreams {
+            lowest_reserved_bytes: reserved(self.record),
+            highest_reserved_bytes: self.late.map(|_| reserved(self.worst())),
+            lines,
+        })
     }
 
     fn memory(&self) -> Memory {
         let (allocated, reserved, retries) =
-            self.record.memory.as_ref().map_or((0, 0, 0), |peak| (peak.allocated, peak.reserved, peak.retries));
+            self.worst().memory.as_ref().map_or((0, 0, 0), |peak| (peak.allocated, peak.reserved, peak.retries));
         Memory {
             allocated: Bytes(allocated),
             reserved: Bytes(reserved),
@@ -91,14 +137,14 @@ impl RehearsalReport<'_> {
 
     /// What was in memory where it ran out, or at the peak.
     fn largest(&self) -> &[Resident] {
-        self.record.ran_out().map_or(&self.record.peak, |out| &out.there)
+        self.worst().ran_out().map_or(&self.worst().peak, |out| &out.there)
     }
 
     /// One JSON document, indented, with a line break at the end.
     #[must_use]
     pub fn json(&self) -> String {
-        let peak = self.record.memory.as_ref();
-        let out_of_memory = self.record.ran_out().map(|out| JsonOutOfMemory {
+        let peak = self.worst().memory.as_ref();
+        let out_of_memory = self.worst().ran_out().map(|out| JsonOutOfMemory {
             line: out.line.as_ref(),
             module: out.module.as_deref(),
             phase: out.phase.as_deref(),
@@ -114,11 +160,12 @@ impl RehearsalReport<'_> {
             torch: self.record.torch.as_deref(),
             world_size: self.ranks.0,
             rank: self.ranks.1,
-            steps: self.record.steps,
+            steps: self.worst().steps,
             memory: self.memory(),
             requested_bytes: peak.map_or(0, |peak| peak.requested),
             retries: peak.map_or(0, |peak| peak.retries),
             fits: self.fits(),
+            streams: self.streams(),
             out_of_memory,
             largest: self.largest(),
             reads: &self.record.reads,
@@ -131,7 +178,7 @@ impl RehearsalReport<'_> {
     #[must_use]
     pub fn text(&self, style: Style) -> String {
         let mut text = plain(style, &self.rehearsed());
-        match self.record.ran_out() {
+        match self.worst().ran_out() {
             None => text += &self.memory().text(self.device, style),
             Some(out) => text += &self.ran_out(out, style),
         }
@@ -150,7 +197,7 @@ impl RehearsalReport<'_> {
     }
 
     fn rehearsed(&self) -> String {
-        let steps = plural(self.record.steps, "optimizer step");
+        let steps = plural(self.worst().steps, "optimizer step");
         let rank = match self.ranks {
             (1, _) => String::new(),
             (world, rank) => format!(" as rank {rank} of {world}"),
@@ -213,6 +260,7 @@ impl RehearsalReport<'_> {
                 "It ran out of memory {times} on the way, which the script caught: it last asked for {asked}{place}"
             ));
         }
+        notes.extend(self.streams().and_then(|streams| streams.note()));
         if record.reads.unknown > 0 {
             let at = places(" (most at ", record.reads.lines.iter().map(|at| &at.line), ")");
             let reads = plural(record.reads.unknown, "read");
@@ -345,6 +393,7 @@ mod tests {
             device: &device,
             context: Bytes(512 << 20),
             record,
+            late: None,
             ranks: (1, 0),
             snapshot: None,
         })

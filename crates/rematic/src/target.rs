@@ -4,7 +4,7 @@ use rematic_allocator::{Device as Card, Settings};
 use rematic_cost::{CostRule, CostTable, Costs, Device, Devices, HostLink};
 use rematic_replay::{Allocator, Architecture, Ledger, Reserved, Schedule, Scratch};
 use rematic_report::Memory;
-use rematic_trace::{Bytes, DeviceKind, StepTrace};
+use rematic_trace::{Bytes, DeviceKind, Dtype, Op, Opt, StepTrace};
 
 use crate::connection::{HostBandwidth, Link, Network};
 use crate::error::Error;
@@ -66,6 +66,9 @@ pub struct Target {
     pub settings: Settings,
     /// Whether these settings were asked for, and are not what the environment has by chance.
     pub asks_for_settings: bool,
+    /// Whether attention takes cuDNN's kernel on the cards where PyTorch prefers it. It does, unless its own variable
+    /// `TORCH_CUDNN_SDPA_DEPRIORITIZED` says otherwise.
+    pub prefers_cudnn: bool,
 }
 
 impl Target {
@@ -86,6 +89,7 @@ impl Target {
             nodes: None,
             settings: Settings::default(),
             asks_for_settings: false,
+            prefers_cudnn: std::env::var("TORCH_CUDNN_SDPA_DEPRIORITIZED").as_deref() != Ok("1"),
         })
     }
 
@@ -150,8 +154,35 @@ impl Target {
     /// What kernels take for themselves on the device.
     #[must_use]
     pub fn scratch(&self, trace: &StepTrace) -> Scratch {
-        let architecture = self.device.chip.map(|(capability, processors)| Architecture { capability, processors });
-        Scratch::new(trace, architecture)
+        // A kernel that was asked for is the one that runs.
+        let chosen = trace.origin.attention.as_deref().is_none_or(|kernel| kernel == "auto");
+        let cudnn = self.prefers_cudnn && chosen;
+        let architecture = |(capability, processors)| Architecture { capability, processors, cudnn };
+        Scratch::new(trace, self.device.chip.map(architecture))
+    }
+
+    /// What there is to say about a step whose attention the device runs with another kernel: steps are traced with those of an
+    /// Ampere (`select_sdp_backend` in PyTorch's `sdp_utils.cpp`).
+    #[must_use]
+    pub fn attention_warning(&self, trace: &StepTrace) -> Option<String> {
+        let (capability, _) = self.device.chip?;
+        let flash = |op: &&Op| trace.op_name(op).starts_with("_scaled_dot_product_flash_attention.");
+        let (layout, drops) = trace.ops().iter().find(flash).and_then(|op| {
+            let query = trace.inputs(op).first()?;
+            Some((trace.layout_of(*query), op.flags.random))
+        })?;
+        let width = layout.shape.last().copied().unwrap_or(0);
+        let instead = match capability {
+            ..80 if layout.dtype == Dtype::Bf16 => "math",
+            ..80 => "efficient",
+            86..90 | 120.. if (193..=224).contains(&width) || (width > 224 && drops) => "efficient",
+            _ => return None,
+        };
+        let product = &self.device.product;
+        Some(format!(
+            "{product} does not run flash attention for this step, which is traced with it; {} says what it takes there",
+            Opt("attention").to(instead)
+        ))
     }
 
     /// As [`Target::memory`], for the step as it is scheduled.

@@ -66,7 +66,7 @@ fn a_device_that_is_too_small_is_named_with_what_is_missing() {
     let text = found.text(rematic::Style::default());
     assert!(text.contains("No plan was found that fits NVIDIA A100 SXM4 80GB: the least reachable peak is "), "{text}");
     assert!(text.contains(" more than its 1.17 GiB"), "{text}");
-    assert!(text.contains("Choose a larger device with --device, shard with --world-size"), "{text}");
+    assert!(text.contains("Choose a larger device with --device, shard with --fsdp"), "{text}");
 }
 
 /// A budget is for tensors: the device is told beside it, and does not decide.

@@ -41,6 +41,8 @@ AUDITED_STEPS = 3
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+# What compiles the frames that run now; None or False if nothing does.
+_compiler: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 class Wrapper(Follower):
@@ -109,10 +111,7 @@ class Wrapper(Follower):
                 )
             policy = next(iter(planned.values()))
             if policy.then:
-                raise PlanError(
-                    f"The plan checkpoints {policy.name} as one, which torch.compile does not follow; plan without such runs "
-                    "(runs=False), or train without torch.compile"
-                )
+                raise _uncompiled(policy)
             return checkpoint(
                 self.plain,
                 *args,
@@ -165,6 +164,9 @@ class Wrapper(Follower):
 
     def _begin_run(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         """The first call of a run that is checkpointed as one."""
+        # Where the compiler gives up a frame, what is called from there is compiled all the same.
+        if torch.compiler.is_compiling() or callable(_compiler()):
+            raise _uncompiled(policy)
         calls = [(self, policy.call), *self.root.following(policy)]
         for wrapper, _ in calls:
             if _is_sharded(wrapper.module):
@@ -211,6 +213,13 @@ class Wrapper(Follower):
             if path and _is_sharded(module):
                 return path
         return None
+
+
+def _uncompiled(policy: Policy) -> PlanError:
+    return PlanError(
+        f"The plan checkpoints {policy.name} as one, which torch.compile does not follow; plan without such runs (runs=False), or train "
+        "without torch.compile"
+    )
 
 
 def _is_sharded(module: nn.Module) -> bool:

@@ -54,7 +54,8 @@ fn guess(
         let direct = read.iter().filter_map(|input| parameters[input.storage]);
         let through = trace.inputs(op).iter().filter_map(|input| likely[input.storage]);
         // A gradient that is added up in place begins as zeros like its parameter.
-        let zeros = trace.op_name(op).starts_with("zeros_like.").then(|| trace.inputs(op)).unwrap_or_default();
+        let begins_empty = trace.op_name(op).starts_with("zeros_like.");
+        let zeros = if begins_empty { trace.inputs(op) } else { &[] };
         let like = zeros.iter().filter_map(|input| parameters[input.storage]);
         let mut candidates = direct.chain(through).chain(like).filter(|parameter| elements[*parameter] == count);
         // Of several that are alike, such as weight and bias of a norm, each gets one.

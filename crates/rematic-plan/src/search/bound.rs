@@ -103,12 +103,13 @@ impl Bound {
         parts: &[Part],
         budget: Bytes,
         (plan, known): (&[Checkpoint], f64),
+        thorough: bool,
     ) -> (Bound, Prices) {
         let under_plan = self.holds(problem, plan);
         let near = self.with_shares(problem, |node, choice| f64::from(u8::from(under_plan(node, choice))));
         let mut best = (near.prices(problem, parts, budget, known), near);
         for weight in SHARINGS {
-            if self.shares.are_none() || best.0.bound >= known * (1.0 - WORTH_SHARING) {
+            if !thorough || self.shares.are_none() || best.0.bound >= known * (1.0 - WORTH_SHARING) {
                 break;
             }
             let usage = best.0.usage.clone();

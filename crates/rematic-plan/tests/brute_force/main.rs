@@ -2,8 +2,10 @@
 
 mod model;
 mod plans;
+mod runs;
 
 use rematic_cost::{CostRule, Costs, Device};
+use rematic_fake::models::{Model, Options, Recipe};
 use rematic_layout::even_shards;
 use rematic_plan::{Limits, Outcome, Problem};
 use rematic_replay::Allocator;
@@ -42,20 +44,25 @@ fn compare(seed: u64, step: impl Fn(u64) -> Option<StepTrace>, most: usize, tall
     let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
     let allocator = [Allocator::Cuda, Allocator::Cpu][dice.roll(2)];
     let trace = even_shards(&trace, 1 + dice.roll(3) as u64).unwrap().into_owned();
-    let limits = Limits { allocator, whole: dice.roll(8) == 0, ..Limits::default() };
+    let limits = Limits { allocator, whole: dice.roll(8) == 0, runs: false, ..Limits::default() };
     let problem = Problem::new(trace.clone(), costs.clone(), limits.clone()).unwrap();
     let Some(plans) = Plans::all(&trace, &costs, &limits, &problem, most) else { return };
+    judge(&format!("seed {seed}"), &problem, &plans, tally);
+}
+
+/// The planner's answers for many budgets, beside all plans.
+fn judge(name: &str, problem: &Problem, plans: &Plans, tally: &mut Tally) {
     let (baseline, least) = (problem.baseline().peak.0, plans.least_peak());
     if least == baseline {
         return;
     }
     tally.models += 1;
     tally.plans += plans.count();
-    for budget in budgets(&plans, baseline, least) {
+    for budget in budgets(plans, baseline, least) {
         tally.budgets += 1;
-        let at = format!("seed {seed}, budget {budget} of {least}..{baseline}");
+        let at = format!("{name}, budget {budget} of {least}..{baseline}");
         if baseline > budget {
-            relaxation(&problem, &plans, budget, &at, tally);
+            relaxation(problem, plans, budget, &at, tally);
         }
         let Outcome { verdict, solution } = problem.exact(Bytes(budget));
         match (verdict, plans.best(budget)) {
@@ -135,6 +142,10 @@ fn run(seeds: std::ops::Range<u64>, step: impl Fn(u64) -> Option<StepTrace>, mos
     for seed in seeds {
         compare(seed, &step, most, &mut tally);
     }
+    report(&tally);
+}
+
+fn report(tally: &Tally) {
     let summary = format!(
         "{} models, {} plans, {} budgets, {} equal, worst gap {:.3} %, worst distance of the relaxation's bound and the optimum {:.3} ms",
         tally.models,
@@ -159,6 +170,23 @@ fn equals_brute_force() {
 #[test]
 fn equals_brute_force_where_memory_is_changed_in_place() {
     run(0..150, |seed| model::step_in_place(seed, 6), 3000);
+}
+
+/// Regions as a whole, so that there are few plans: what counts is what one micro-batch leaves to the next.
+#[test]
+fn equals_brute_force_on_micro_batches() {
+    let mut tally = Tally::default();
+    for (name, layers, accumulate) in [("seed-transformer", 2, 2), ("seed-transformer", 1, 3), ("gpt2", 2, 2)] {
+        let recipe = Recipe { accumulate: Some(accumulate), ..Recipe::default() };
+        let options = Options { layers: Some(layers), recipe, ..Options::default() };
+        let trace = Model::builtin(name).unwrap().with(&options).unwrap().trace().unwrap();
+        let costs = Costs::new(&trace, &Device::find("h100").unwrap(), CostRule::Physical).unwrap();
+        let limits = Limits { whole: true, ..Limits::default() };
+        let problem = Problem::new(trace.clone(), costs.clone(), limits.clone()).unwrap();
+        let plans = Plans::all(&trace, &costs, &limits, &problem, 30_000).unwrap();
+        judge(&format!("{accumulate} micro-batches of {name}"), &problem, &plans, &mut tally);
+    }
+    report(&tally);
 }
 
 /// `cargo test --release -p rematic-plan --test brute_force -- --ignored`

@@ -234,3 +234,41 @@ fn random_step(seed: u64, most_units: usize, in_place: bool) -> Option<StepTrace
 fn tape_linear(batch: &Tensor, weight: &Tensor) -> Tensor {
     batch.linear(weight, None)
 }
+
+/// The step of small random modules that are called one after the other, each with what those before it returned, or `None` if
+/// nothing in it can be trained.
+#[allow(dead_code, reason = "for those who cut chains of calls")]
+pub(crate) fn chain(seed: u64) -> Option<StepTrace> {
+    let mut dice = Dice::new(seed);
+    let tape = Tape::new("chain");
+    let scale = [1, 40, 3000][dice.roll(3)];
+    let size = Size {
+        rows: (3 + dice.roll(200) as u64) * scale,
+        width: 3 + dice.roll(40) as u64,
+        in_place: dice.roll(3) == 0,
+    };
+    let root = nn::Scope::root(&tape, "Model", Dtype::F32);
+    let tied = root.parameter("tied", &[size.width, size.width]);
+    let modules: Vec<Unit> = (0..3 + dice.roll(2))
+        .map(|at| Unit::new(root.child(&at.to_string(), "Unit"), &size, &mut dice, &mut 1, 3, &tied))
+        .collect();
+    let batch = tape.input(Dtype::F32, &[size.rows, size.width]);
+    let body = |mut locals: Vec<Tensor>| {
+        for unit in &modules {
+            let inputs: Vec<Tensor> =
+                (0..unit.given).map(|at| locals[locals.len() - 1 - at % locals.len()].clone()).collect();
+            locals = unit.forward(&inputs);
+        }
+        locals
+    };
+    let trace = Step::new(&tape, Optimizer::NAMES[dice.roll(4)].1)
+        .run(
+            || {
+                let first = tape_linear(&batch, &tied);
+                root.call(&[&first], || body(vec![first.clone()]))
+            },
+            |outputs| outputs.iter().skip(1).fold(outputs[0].sum(), |loss, output| loss.add(&output.sum())),
+        )
+        .ok()?;
+    Some(trace)
+}

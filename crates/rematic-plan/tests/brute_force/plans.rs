@@ -17,7 +17,20 @@ impl Plans {
         problem: &Problem,
         most: usize,
     ) -> Option<Plans> {
-        let regions = problem.regions();
+        let ids: Vec<RegionId> = problem.regions().all().ids().collect();
+        Plans::of(trace, costs, limits, problem, problem.regions(), &ids, most)
+    }
+
+    /// The same for other regions, which are these of the problem.
+    pub(crate) fn of(
+        trace: &StepTrace,
+        costs: &Costs,
+        limits: &Limits,
+        problem: &Problem,
+        regions: &Regions,
+        ids: &[RegionId],
+        most: usize,
+    ) -> Option<Plans> {
         let ledger = Ledger::new(trace, limits.allocator);
         let mut look = Candidates::new(trace, regions, &ledger, costs);
         let candidates: Vec<Option<Candidate>> = regions
@@ -33,26 +46,33 @@ impl Plans {
         }
         let mut plans = Plans(Vec::new());
         let mut chosen = Vec::new();
-        plans.extend(problem, &candidates, 0, &mut chosen);
+        plans.extend(problem, (regions, ids), &candidates, 0, &mut chosen);
         Some(plans)
     }
 
-    fn extend(&mut self, problem: &Problem, candidates: &[Option<Candidate>], at: usize, chosen: &mut Vec<Checkpoint>) {
-        let Some(region) = problem.regions().all().items().get(at) else {
+    fn extend(
+        &mut self,
+        problem: &Problem,
+        (regions, ids): (&Regions, &[RegionId]),
+        candidates: &[Option<Candidate>],
+        at: usize,
+        chosen: &mut Vec<Checkpoint>,
+    ) {
+        let Some(region) = regions.all().items().get(at) else {
             let replayed = problem.replay(chosen);
             self.0.push((replayed.peak.0, replayed.recompute.0, chosen.clone()));
             return;
         };
-        self.extend(problem, candidates, at + 1, chosen);
-        let next = next(problem.regions(), at);
+        self.extend(problem, (regions, ids), candidates, at + 1, chosen);
+        let next = next(regions, at);
         let Some(Candidate { items, always_saved, .. }) = &candidates[at] else { return };
         for policy in 0..1_usize << items.len() {
             let picked = items.iter().enumerate().filter(|(item, _)| policy >> item & 1 == 1);
             let ops = picked.flat_map(|(_, item)| &item.ops).chain(always_saved);
             let mut saved: Vec<OpId> = ops.map(|op| OpId::new(region.ops.start + op)).collect();
             saved.sort_unstable();
-            chosen.push(Checkpoint::new(RegionId::new(at), saved));
-            self.extend(problem, candidates, next, chosen);
+            chosen.push(Checkpoint::new(ids[at], saved));
+            self.extend(problem, (regions, ids), candidates, next, chosen);
             chosen.pop();
         }
     }

@@ -3,7 +3,7 @@ use std::path::Path;
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
 use rematic_fake::{AttentionKernel, Dtype, Optimizer};
-use rematic_layout::even_shards;
+use rematic_layout::{Fsdp2, fsdp2, layers};
 use rematic_plan::{Explanation, Limits, Outcome, Problem, RemedyKind};
 use rematic_replay::{Allocator, Ledger, Ran, Schedule, Timeline};
 use rematic_trace::{Bytes, Category, Phase, StepTrace, StorageId, Verdict};
@@ -29,13 +29,13 @@ fn small_llama(batch: u64) -> StepTrace {
 }
 
 #[test]
-fn sharding_is_the_planners_baseline() {
+fn sharding_is_what_fsdp2_takes() {
     let models = [trace("seed-transformer", &Options::default()), trace("gpt2", &Options::default()), small_llama(1)];
     for trace in models {
         let device = Device::find("h100").unwrap();
-        let costs = Costs::new(&trace, &device, CostRule::Physical).unwrap();
-        let rank = even_shards(&trace, 8).unwrap();
-        let problem = Problem::new(rank.into_owned(), costs.clone(), Limits::default()).unwrap();
+        let rank = fsdp2(&trace, &Fsdp2::over(8), &layers(&trace)).unwrap();
+        let costs = Costs::new(&rank, &device, CostRule::Physical).unwrap();
+        let problem = Problem::new(rank, costs, Limits::default()).unwrap();
         let explanation = explain(&trace);
         let sharded = remedy(&explanation, RemedyKind::Sharding).unwrap();
         assert_eq!(sharded.peak_bytes, problem.baseline().peak, "{}", trace.origin.model);

@@ -14,6 +14,7 @@ from rematic_rehearsal import (
     reads,
     report,
     steps,
+    streams,
     values,
     versions,
 )
@@ -36,4 +37,5 @@ def _torch(torch):
     reads.watch()
     cudnn.watch()
     values.watch(torch)
+    streams.watch(torch)
     groups.fake(torch)

@@ -9,9 +9,49 @@ fn extents(layout: &Layout) -> Option<[u64; 4]> {
     <[u64; 4]>::try_from(&layout.shape[..]).ok()
 }
 
+/// Whether PyTorch takes cuDNN's attention where a trace has flash or memory-efficient attention: it prefers it on a Hopper and a
+/// data-center Blackwell (`check_prefer_cudnn_attention` in `sdp_utils.cpp`), if the kernel takes such heads
+/// (`can_use_cudnn_attention`). Weights are dropped by sixteenths only, and a trace does not say how many are.
+fn is_cudnns(call: &Call<'_>, first: usize, drops: bool) -> bool {
+    const MOST: u64 = 65_535;
+    if !call.architecture.cudnn || !(90..110).contains(&call.architecture.capability) || drops {
+        return false;
+    }
+    let layout = |index: usize| call.input(first + index).and_then(|layout| Some((extents(layout)?, layout.dtype)));
+    let (Some((query, dtype)), Some((key, _)), Some((value, _))) = (layout(0), layout(1), layout(2)) else {
+        return false;
+    };
+    let [batch, heads, _, width] = query;
+    let widths = (width, value[3]);
+    let trains = (width <= 128 && value[3] <= 128) || matches!(widths, (192, 128) | (256, 256));
+    matches!(dtype, Dtype::F16 | Dtype::Bf16)
+        && batch <= MOST
+        && heads <= MOST
+        && key[2] != 1
+        && width.is_multiple_of(8)
+        && value[3].is_multiple_of(8)
+        && trains
+}
+
+/// Seed and offset of the generator come first; the kernel is given no memory besides.
+fn cudnn(uses: &mut Vec<Use>) {
+    uses.extend([Use::Output(2), Use::Output(3), Use::Outputs]);
+}
+
+/// The gradient of queries in 32 bits and a sum per query, in one workspace that cuDNN's frontend lays out
+/// (`SDPABackwardNode`). What the kernel itself may want beside that only cuDNN knows.
+fn cudnn_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
+    let Some([batch, heads, queries, width]) = call.input(1).and_then(extents) else { return };
+    let workspace = product([batch, heads, queries, width.saturating_add(1), 4]);
+    uses.extend([Use::Outputs, Use::Take(workspace), Use::Give(0)]);
+}
+
 /// Flash attention splits keys among thread blocks where there are too few queries to fill the card
 /// (`set_params_splitkv` in `flash_api.cpp`); each split has its own sums, of which the last kernel makes one.
 pub(super) fn flash(call: &Call<'_>, uses: &mut Vec<Use>) {
+    if is_cudnns(call, 0, call.random) {
+        return cudnn(uses);
+    }
     if call.random {
         // Weights are dropped by the place of a block, so keys are not split; the generator's state.
         uses.extend([Use::Outputs, Use::Take(16), Use::Give(0)]);
@@ -68,6 +108,9 @@ fn is_by_row(layout: &Layout) -> bool {
 /// The output and its gradient as they must lie, sums per query, the gradient of queries in 32 bits, and where several heads
 /// share keys, the gradients of each head's own (`_flash_attention_backward`, `mha_bwd` in `flash_api.cpp`).
 pub(super) fn flash_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
+    if is_cudnns(call, 1, call.drops_in_flash) {
+        return cudnn_backward(call, uses);
+    }
     let layouts = (call.input(1).and_then(extents), call.input(2).and_then(extents), call.input(1));
     let (Some([batch, heads, queries, width]), Some(key), Some(query)) = layouts else { return };
     let copied = |index: usize| call.input(index).filter(|layout| !is_by_row(layout)).map(bytes);
@@ -88,6 +131,9 @@ pub(super) fn flash_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
 /// What the kernel cannot keep in registers until it is whole: outputs in 32 bits (`_efficient_attention_forward` in
 /// `attention.cu`).
 pub(super) fn efficient(call: &Call<'_>, uses: &mut Vec<Use>) {
+    if is_cudnns(call, 0, call.drops) {
+        return cudnn(uses);
+    }
     let (Some(query), Some(value)) = (call.input(0).and_then(extents), call.input(2)) else { return };
     let Some([_, _, _, width]) = extents(value) else { return };
     // Seed and offset of the generator: read on the host where weights are dropped, empty on the device where not.
@@ -108,6 +154,9 @@ const WIDEST_IN_REGISTERS: u64 = 128;
 /// The sum of each query's output times its gradient, the gradient of queries as parts of the keys add to it, and where several
 /// heads share keys, the gradients of each head's own (`_efficient_attention_backward` in `attention_backward.cu`).
 pub(super) fn efficient_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
+    if is_cudnns(call, 1, call.drops) {
+        return cudnn_backward(call, uses);
+    }
     let (Some(query), Some(key)) = (call.input(1), call.input(2).and_then(extents)) else { return };
     let Some([batch, heads, queries, width]) = extents(query) else { return };
     let workspace = efficient_workspace(query.dtype, [batch, heads, queries, width], key[2]);

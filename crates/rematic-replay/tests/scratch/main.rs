@@ -44,8 +44,12 @@ fn step(measured: &Measured) -> StepTrace {
 
 /// What the rules say, in the words of a measurement.
 fn predicted(measured: &Measured) -> Vec<Step> {
+    with_cudnn(measured, false)
+}
+
+fn with_cudnn(measured: &Measured, cudnn: bool) -> Vec<Step> {
     let trace = step(measured);
-    let architecture = Architecture { capability: measured.capability, processors: measured.processors };
+    let architecture = Architecture { capability: measured.capability, processors: measured.processors, cudnn };
     let scratch = Scratch::new(&trace, Some(architecture));
     let (op, _) = trace.ops().entries().next().expect("one operator");
     let mut taken = 0;
@@ -107,4 +111,21 @@ fn operators_take_what_they_took_of_torchs_allocator() {
         .map(|(operator, (count, differing, example))| format!("{operator}: {differing} of {count} differ\n{example}"))
         .collect();
     assert!(shown.is_empty(), "{shown}");
+}
+
+/// What PyTorch takes for cuDNN's attention, with its functions answered (`docs/rehearsal.md`): nothing in forward, and in backward one
+/// workspace, for each query a row of its gradient in 32 bits and a sum. 2,129,920 bytes for 2 x 8 x 512 queries 64 wide.
+#[test]
+fn cudnns_attention_takes_one_workspace_on_the_cards_that_prefer_it() {
+    let mut seen = 0;
+    for measured in reader::read().iter().filter(|each| each.operator.contains("flash_attention_backward")) {
+        let [batch, heads, queries, width] = measured.inputs[1].shape[..] else { continue };
+        let workspace = batch * heads * queries * (width + 1) * 4;
+        let takes_such = (width <= 128 || width == 256) && measured.inputs[2].shape[2] != 1;
+        let own = vec![Step::Outputs, Step::Take(workspace), Step::Give(0)];
+        let expected = if measured.capability >= 90 && takes_such { own } else { predicted(measured) };
+        assert_eq!(with_cudnn(measured, true), expected, "{}", measured.line);
+        seen += usize::from(measured.capability >= 90 && takes_such);
+    }
+    assert!(seen > 0);
 }

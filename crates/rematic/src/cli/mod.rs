@@ -52,8 +52,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let result = match &arguments.verb {
         Verb::Trace(arguments) => trace(arguments).map(Answer::done),
         Verb::Fit(arguments) => fit::fit(arguments, &given),
-        Verb::Stats(arguments) => stats(arguments),
-        Verb::Explain(arguments) => explain(arguments, &given),
+        Verb::Stats(arguments) => stats(arguments, warnings),
+        Verb::Explain(arguments) => explain(arguments, &given, warnings),
         Verb::Plan(arguments) => planning::plan(arguments, warnings),
         Verb::Curve(arguments) => planning::curve(arguments, warnings),
         Verb::Replay(arguments) => planning::replay(arguments),
@@ -100,8 +100,9 @@ fn trace(arguments: &TraceArguments) -> Result<String, Failure> {
     Ok(if arguments.json { report.json() } else { report.text() })
 }
 
-fn stats(arguments: &StatsArguments) -> Result<Answer, Failure> {
+fn stats(arguments: &StatsArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let study = stats_study(arguments)?;
+    warnings.warn_if(study.target().attention_warning(study.trace()));
     let report = study.stats();
     let text = if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) };
     let taken = study.memory().map_or_else(|| report.timeline.peak().total(), |memory| memory.reserved);
@@ -123,7 +124,7 @@ fn stats_study(arguments: &StatsArguments) -> Result<Study, Failure> {
     Ok(Study::of_calls(read(&arguments.step.source)?, target)?)
 }
 
-fn explain(arguments: &ExplainArguments, given: &[String]) -> Result<Answer, Failure> {
+fn explain(arguments: &ExplainArguments, given: &[String], warnings: Warnings) -> Result<Answer, Failure> {
     if let Some(path) = arguments.step.source.snapshot() {
         return snapshot::explain(path, arguments, given).map(Answer::done);
     }
@@ -131,6 +132,7 @@ fn explain(arguments: &ExplainArguments, given: &[String]) -> Result<Answer, Fai
     snapshot::refuse(&arguments.step.source, arguments.against.is_some(), "against")?;
     let target = Target { ranks: arguments.spread.world_size.into(), ..arguments.step.target()? };
     let study = Study::new(read(&arguments.step.source)?, target, Limits::default())?;
+    warnings.warn_if(study.target().attention_warning(study.trace()));
     let explained = study.explained(arguments.budget)?;
     let report = explained.report();
     let text = if arguments.json { report.json() } else { report.text(style(&std::io::stdout())) };

@@ -35,7 +35,9 @@ pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answ
             question.plan(how.unwrap_or(Fsdp2::over(0)))?
         }
         false => {
-            let study = Study::new(read(source)?, target, limits)?;
+            let step = read(source)?;
+            warnings.warn_if(target.attention_warning(&step));
+            let study = Study::new(step, target, limits)?;
             let found = study.plan(planner, arguments.budget)?;
             if found.for_device && found.verdict != Verdict::Fits { beside(&study, found, source)? } else { found }
         }
@@ -114,6 +116,7 @@ fn answer(found: &PlanAnswer, json: bool) -> Answer {
 pub(crate) fn curve(arguments: &CurveArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let target = arguments.limits.target()?;
     let trace = read(&arguments.limits.step.source)?;
+    warnings.warn_if(target.attention_warning(&trace));
     let limits = Limits { host_memory: arguments.host.host_memory, ..limits(&arguments.limits) };
     let study = Study::new(trace, target, limits)?;
     let bar = progress_bar(arguments.points.into(), warnings);

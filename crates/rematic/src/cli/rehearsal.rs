@@ -36,6 +36,7 @@ pub(crate) fn rehearse(arguments: &RehearseArguments) -> Result<Answer, Failure>
         device,
         context,
         record: &run.record,
+        late: run.late.as_ref(),
         ranks: (run.world_size, arguments.rank),
         snapshot: arguments.snapshot.as_deref(),
     };

@@ -31,6 +31,7 @@ pub(crate) fn report(
     if let Some(warning) = arguments.budget.and_then(|budget| target.budget_warning(budget)) {
         warnings.warn(&warning);
     }
+    warnings.warn_if(target.attention_warning(&trace));
     let study = Study::new(trace, target, limits)?;
     let bar = progress_bar(POINTS.into(), warnings);
     let command = command.filter(|_| !is_plan(&arguments.limits.step.source.source));

@@ -22,6 +22,11 @@ impl Warnings {
             let _ = writeln!(std::io::stderr(), "warning: {warning}");
         }
     }
+
+    /// Warns, if there is something to say.
+    pub(crate) fn warn_if(self, warning: Option<String>) {
+        warning.iter().for_each(|warning| self.warn(warning));
+    }
 }
 
 /// How text looks on a stream; the width is the terminal's, else that of `COLUMNS`.

@@ -9,11 +9,11 @@ use crate::error::Error;
 const SHARING: [u32; 3] = [8, 4, 2];
 
 impl Bench<'_> {
-    /// The fewest GPUs, with those of a node sharing the model where fewer are enough then.
+    /// The fewest GPUs; where a node is not enough, also with those of a node sharing the model.
     pub(crate) fn fewest(&self, base: &Setup) -> Result<FitAnswer, Error> {
         let alone = self.answer(&Axis::gpus(base))?;
         let request = &self.request;
-        if base.tp > 1 || request.fixed.tp.is_some() || !request.steps.varies_tp() || gpus(&alone.as_it_is) == Some(1) {
+        if base.tp > 1 || request.fixed.tp.is_some() || !request.steps.varies_tp() {
             return Ok(alone);
         }
         let node = base.device.links.per_node;
@@ -23,8 +23,8 @@ impl Bench<'_> {
         };
         let axis = Axis::gpus(&shared);
         let fewer = |found: FitFound, planned: bool| -> Result<FitFound, Error> {
-            // One that shares the model is at least so many.
-            if gpus(&found).is_some_and(|count| count <= u64::from(shared.tp)) {
+            // Within a node there is little to win.
+            if gpus(&found).is_some_and(|count| count <= u64::from(node)) {
                 return Ok(found);
             }
             let other = self.found(&axis, planned)?;

@@ -25,6 +25,20 @@ fn two_ways_to_shard_are_one_too_many() {
 }
 
 #[test]
+fn what_is_not_known_of_parts_is_refused() {
+    for optimizer in ["muon", "adafactor", "lion", "adamw8bit"] {
+        let parts = [optimizer, "--tp", "take adamw, adam or sgd"];
+        says(&format!("stats llama-3-8b --layers 1 --tp 2 --optimizer {optimizer}"), &parts);
+    }
+    for optimizer in ["muon", "adafactor"] {
+        let parts = ["--fsdp", "reads whole parameters", "adamw, sgd, lion"];
+        says(&format!("stats llama-3-8b --layers 1 --fsdp 2 --optimizer {optimizer}"), &parts);
+    }
+    says("stats llama-3-8b --layers 1 --tp 2 --precision mixed", &["precision", "--tp", "add --fsdp"]);
+    says("stats llama-3-8b --layers 1 --tp 2 --lora 8", &["lora", "--tp", "take --fsdp alone"]);
+}
+
+#[test]
 fn a_plan_of_other_ranks_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let plan = folder.path().join("plan.json");
