@@ -103,12 +103,12 @@ class Wrapper(Follower):
                 "calls this is cannot be told; call the model, capture the step as it runs with rematic.capture_step (of a "
                 "Lightning module, one that calls its training_step), or apply a plan to the module that training calls"
             )
+        if self.root.movements is not None and (torch.compiler.is_compiling() or callable(_compiler())):
+            raise PlanError(
+                "The plan moves outputs to the host and back, which a compiled model cannot; plan without host_memory, or "
+                "run the model without torch.compile"
+            )
         if torch.compiler.is_compiling():
-            if self.root.movements is not None:
-                raise PlanError(
-                    "The plan moves outputs to the host and back, which a compiled model cannot; plan without host_memory, or "
-                    "run the model without torch.compile"
-                )
             policy = next(iter(planned.values()))
             if policy.then:
                 raise _uncompiled(policy)
