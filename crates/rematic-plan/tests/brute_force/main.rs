@@ -181,7 +181,7 @@ fn equals_brute_force_on_micro_batches() {
         let options = Options { layers: Some(layers), recipe, ..Options::default() };
         let trace = Model::builtin(name).unwrap().with(&options).unwrap().trace().unwrap();
         let costs = Costs::new(&trace, &Device::find("h100").unwrap(), CostRule::Physical).unwrap();
-        let limits = Limits { whole: true, ..Limits::default() };
+        let limits = Limits { whole: true, runs: false, ..Limits::default() };
         let problem = Problem::new(trace.clone(), costs.clone(), limits.clone()).unwrap();
         let plans = Plans::all(&trace, &costs, &limits, &problem, 30_000).unwrap();
         judge(&format!("{accumulate} micro-batches of {name}"), &problem, &plans, &mut tally);
