@@ -175,7 +175,7 @@ fn memory_of_the_host_is_a_size_for_the_exact_planner() {
     }
     // Of too little nothing comes, and nothing is wrong.
     let without = answered(&plan(&["--json"]), 0).stdout;
-    assert_eq!(answered(&plan(&["--host-memory", "512", "--json"]), 0).stdout, without);
+    assert_eq!(answered(&plan(&["--host-memory", "512B", "--json"]), 0).stdout, without);
 }
 
 #[test]
