@@ -74,7 +74,7 @@ fn options_of_another_planner_are_refused() {
 #[test]
 fn what_cannot_fit_is_told_by_category() {
     for planner in ["exact", "greedy"] {
-        let ran = answered(&with("plan", &["--planner", planner, "--budget", "260KiB", "--json"]), 3);
+        let ran = answered(&with("plan", &["--planner", planner, "--budget", "200KiB", "--json"]), 3);
         let answer: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
         let categories = answer["least_budget_categories"].as_array().unwrap();
         let sum: u64 = categories.iter().map(|part| part["bytes"].as_u64().unwrap()).sum();
@@ -87,7 +87,7 @@ fn what_cannot_fit_is_told_by_category() {
 
 #[test]
 fn a_budget_below_all_plans_is_an_answer() {
-    for (planner, budget) in [("exact", "260KiB"), ("greedy", "260KiB"), ("milp", "1KiB")] {
+    for (planner, budget) in [("exact", "200KiB"), ("greedy", "200KiB"), ("milp", "1KiB")] {
         let ran = answered(&with("plan", &["--planner", planner, "--budget", budget]), 3);
         assert!(
             ran.stdout.contains("Cannot fit") && ran.stdout.contains("Raise --budget to at least"),
