@@ -37,8 +37,6 @@ use crate::region::Candidate;
 
 /// A plan that recomputes more than this share of the forward is dear.
 const DEAR: f64 = 0.5;
-/// So many tilings are planned for a budget, those with the lowest bounds.
-const MOST_TILINGS: usize = 3;
 /// In so many steps the bytes that runs free are looked through for a bound.
 const CREDIT_STEPS: u64 = 16;
 
@@ -115,11 +113,11 @@ impl Problem {
             return alone;
         }
         let mut best = fits.then_some(alone.solution);
-        let bound = |tiling: &Tiling| tiling.problem.lower_bound(budget).map(|bound| bound.0);
+        let bound = |tiling: &Tiling| exact::quick_bound(&tiling.problem, budget.0);
         let within = self.tilings().iter().filter(|tiling| tiling.lowest <= budget);
         let mut tilings: Vec<(f64, &Tiling)> = within.filter_map(|tiling| Some((bound(tiling)?, tiling))).collect();
         tilings.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-        for (bound, tiling) in tilings.into_iter().take(MOST_TILINGS) {
+        for (bound, tiling) in tilings.into_iter().take(effort.tilings) {
             if best.as_ref().is_some_and(|best| best.replayed.recompute.0 <= bound) {
                 break;
             }
@@ -235,18 +233,23 @@ impl Credit {
     /// No plan within a budget takes less; a plan that takes `known` is within it.
     fn bound(&self, problem: &Problem, budget: Bytes, known: Millis) -> Millis {
         let all: u64 = self.parts.iter().map(|(bytes, _)| bytes).sum();
+        // By step: what plans take at least that free so many bytes, and the budget of the plans of single calls that they become.
+        let step = |step: u64| {
+            let to = if step + 1 == CREDIT_STEPS { all } else { all / CREDIT_STEPS * (step + 1) };
+            (self.time(all / CREDIT_STEPS * step), budget.0.saturating_add(to))
+        };
+        let cheap = (0..CREDIT_STEPS).map(step).take_while(|(time, _)| *time < known.0);
+        // Where no plan of single calls is within so much, none with runs frees so little.
+        let quick = cheap.filter_map(|(time, budget)| Some((exact::quick_bound(problem, budget)? + time, time, budget)));
+        let mut steps: Vec<(f64, f64, u64)> = quick.collect();
+        steps.sort_by(|(a, ..), (b, ..)| a.total_cmp(b));
+        // Only the least counts: it is worked out where the quick bound is below it.
         let mut bound = known.0;
-        for step in 0..CREDIT_STEPS {
-            let (from, to) = (
-                all / CREDIT_STEPS * step,
-                if step + 1 == CREDIT_STEPS { all } else { all / CREDIT_STEPS * (step + 1) },
-            );
-            let time = self.time(from);
-            if time >= bound {
+        for (quick, time, budget) in steps {
+            if quick >= bound {
                 break;
             }
-            // Where no plan of single calls is within so much, none with runs frees so little.
-            if let Some(single) = problem.lower_bound(Bytes(budget.0.saturating_add(to))) {
+            if let Some(single) = problem.lower_bound(Bytes(budget)) {
                 bound = bound.min(single.0 + time);
             }
         }
