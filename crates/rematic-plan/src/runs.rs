@@ -25,7 +25,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rematic_replay::{Chain, Checkpoint, RegionId, Regions, births, long_chains, tiles};
 use rematic_trace::{Bytes, CallId, Event, Millis, OpId, Phase, StorageId, Table, Verdict};
@@ -37,6 +37,10 @@ use crate::region::Candidate;
 
 /// A plan that recomputes more than this share of the forward is dear.
 const DEAR: f64 = 0.5;
+/// A tiling is planned if it may save more than this share of the best plan so far.
+const WORTH: f64 = 3e-3;
+/// After so many tilings whose bounds are no lower, longer runs are not looked at.
+const RISES: usize = 2;
 /// In so many steps the bytes that runs free are looked through for a bound.
 const CREDIT_STEPS: u64 = 16;
 
@@ -45,8 +49,14 @@ pub(crate) struct Tiling {
     problem: Problem,
     /// Its regions, among those of the problem that it was made for.
     regions: Table<RegionId, RegionId>,
-    /// No plan has a lower peak.
-    lowest: Bytes,
+    /// No plan has a lower peak; found when it is first asked for.
+    lowest: OnceLock<Bytes>,
+}
+
+/// A tiling that is made when it is first asked for.
+pub(crate) struct Slot {
+    runs: Vec<Chain>,
+    tiling: OnceLock<Option<Tiling>>,
 }
 
 impl Tiling {
@@ -58,9 +68,12 @@ impl Tiling {
         });
         let ids: Option<Table<RegionId, RegionId>> = ids.collect();
         let limits = Limits { runs: false, ..base.limits.clone() };
-        let problem = Problem::with_regions(Arc::clone(&base.trace), Arc::clone(&base.costs), limits, regions).ok()?;
-        let lowest = exact::lowest(&problem);
-        Some(Tiling { problem, regions: ids?, lowest })
+        let problem = base.with_other_regions(limits, regions).ok()?;
+        Some(Tiling { problem, regions: ids?, lowest: OnceLock::new() })
+    }
+
+    fn lowest(&self) -> Bytes {
+        *self.lowest.get_or_init(|| exact::lowest(&self.problem))
     }
 
     /// A plan of the tiling as one of the problem that it was made for.
@@ -82,10 +95,10 @@ impl Problem {
     pub fn least(&self) -> Solution {
         let mut peak = self.lowest_alone().replayed.peak;
         let mut best = None;
-        let mut tilings: Vec<&Tiling> = self.tilings().iter().collect();
-        tilings.sort_by_key(|tiling| tiling.lowest);
+        let mut tilings: Vec<&Tiling> = self.tilings().collect();
+        tilings.sort_by_key(|tiling| tiling.lowest());
         for tiling in tilings {
-            if tiling.lowest >= peak {
+            if tiling.lowest() >= peak {
                 break;
             }
             let found = tiling.problem.lowest_alone().replayed.peak;
@@ -113,12 +126,8 @@ impl Problem {
             return alone;
         }
         let mut best = fits.then_some(alone.solution);
-        let bound = |tiling: &Tiling| exact::quick_bound(&tiling.problem, budget.0);
-        let within = self.tilings().iter().filter(|tiling| tiling.lowest <= budget);
-        let mut tilings: Vec<(f64, &Tiling)> = within.filter_map(|tiling| Some((bound(tiling)?, tiling))).collect();
-        tilings.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-        for (bound, tiling) in tilings.into_iter().take(effort.tilings) {
-            if best.as_ref().is_some_and(|best| best.replayed.recompute.0 <= bound) {
+        for (bound, tiling) in self.promising(budget).into_iter().take(effort.tilings) {
+            if best.as_ref().is_some_and(|best| best.replayed.recompute.0 * (1.0 - WORTH) <= bound) {
                 break;
             }
             let found = tiling.problem.exact_with(budget, effort);
@@ -137,14 +146,33 @@ impl Problem {
         }
     }
 
+    /// Tilings with a solution for a budget and their bounds, the lowest first. Bounds fall with the length of the runs and then
+    /// rise, a little unevenly: behind those that rise none is looked at.
+    fn promising(&self, budget: Bytes) -> Vec<(f64, &Tiling)> {
+        let mut found: Vec<(f64, &Tiling)> = Vec::new();
+        let (mut least, mut since) = (f64::INFINITY, 0);
+        for tiling in self.tilings() {
+            let Some(bound) = exact::quick_bound(&tiling.problem, budget.0) else { continue };
+            found.push((bound, tiling));
+            since = if bound < least { 0 } else { since + 1 };
+            least = least.min(bound);
+            if since >= RISES {
+                break;
+            }
+        }
+        found.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        found
+    }
+
     /// Whether the relaxation of a tiling has a solution for a budget.
     pub(crate) fn runs_may_be_within(&self, budget: Bytes) -> bool {
-        self.tilings().iter().any(|tiling| tiling.lowest <= budget)
+        self.tilings().any(|tiling| exact::is_feasible(&tiling.problem, budget.0))
     }
 
     /// What decides about a run that was planned.
     pub(crate) fn planned_run(&self, region: RegionId) -> Option<Arc<Candidate>> {
-        self.tilings.get()?.iter().find_map(|tiling| tiling.candidate(region))
+        let made = self.tilings.get()?.iter().filter_map(|slot| slot.tiling.get()?.as_ref());
+        made.into_iter().find_map(|tiling| tiling.candidate(region))
     }
 
     /// Time of all operators of forward.
@@ -153,15 +181,18 @@ impl Problem {
         forward.map(|(id, _)| self.costs.time(id).0).sum()
     }
 
-    fn tilings(&self) -> &[Tiling] {
-        self.tilings.get_or_init(|| {
+    /// By length of the runs, the shortest first.
+    fn tilings(&self) -> impl Iterator<Item = &Tiling> {
+        let slots = self.tilings.get_or_init(|| {
             if !self.limits.runs {
                 return Vec::new();
             }
             let chains = long_chains(&self.trace);
             let longest = chains.iter().map(Vec::len).max().unwrap_or(0);
-            lengths(longest).filter_map(|length| Tiling::new(self, tiles(&chains, length))).collect()
-        })
+            let slot = |length| Slot { runs: tiles(&chains, length), tiling: OnceLock::new() };
+            lengths(longest).map(slot).collect()
+        });
+        slots.iter().filter_map(|slot| slot.tiling.get_or_init(|| Tiling::new(self, slot.runs.clone())).as_ref())
     }
 }
 
