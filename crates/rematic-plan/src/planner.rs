@@ -48,7 +48,7 @@ pub(crate) struct Effort {
     /// A plan so near to the bound of the relaxation, as a share, is near enough for the search to go on from.
     enough: f64,
     /// How much work it may be to show that there is no better one.
-    proof: usize,
+    pub(crate) proof: usize,
     /// So many tilings are planned, those with the lowest bounds.
     pub(crate) tilings: usize,
 }
@@ -101,20 +101,22 @@ impl Problem {
         self.with_runs(budget, effort, self.exact_alone(budget, effort, smaller))
     }
 
-    /// Without runs: the plan within the budget, or the one with the lowest peak.
-    fn exact_alone(&self, budget: Bytes, effort: Effort, smaller: Option<&Solution>) -> Outcome {
-        if let Some(solution) = self.searched(budget, effort, smaller) {
-            return Outcome { verdict: Verdict::Planned, solution };
+    /// Without runs.
+    pub(crate) fn exact_alone(&self, budget: Bytes, effort: Effort, smaller: Option<&Solution>) -> Option<Solution> {
+        if !exact::is_feasible(self, budget.0) {
+            return None;
         }
-        let least = self.least_alone();
+        if let Some(solution) = self.searched(budget, effort, smaller) {
+            return Some(solution);
+        }
+        let least = if effort.proof > 0 { self.least_alone() } else { self.lowest_alone() };
         if least.replayed.peak > budget {
-            return Outcome { verdict: Verdict::Infeasible, solution: least };
+            return None;
         }
         // Its bound is that of a smaller budget.
         let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
         let solution = Solution { lower_bound, ..least };
-        let solution = self.bounded(budget, solution, effort.proof);
-        Outcome { verdict: Verdict::Planned, solution }
+        Some(self.bounded(budget, solution, effort.proof))
     }
 
     /// A time of recomputation that no plan within the budget stays below, from the relaxation alone; `None` if no plan is
@@ -142,7 +144,9 @@ impl Problem {
             return fitted;
         }
         let mut starts: Vec<Vec<Checkpoint>> = fitted.iter().map(|found| found.checkpoints.clone()).collect();
-        starts.extend(smaller.filter(|smaller| self.is_of_single_calls(smaller)).map(|smaller| smaller.checkpoints.clone()));
+        starts.extend(
+            smaller.filter(|smaller| self.is_of_single_calls(smaller)).map(|smaller| smaller.checkpoints.clone()),
+        );
         let is_quick = effort != WHOLE && fitted.is_some();
         let others = std::iter::once_with(|| self.greedy_fit(budget)).chain(self.large_fit(budget));
         for other in others.filter(|_| !is_quick) {
@@ -352,9 +356,8 @@ impl Problem {
     }
 
     fn is_of_single_calls(&self, solution: &Solution) -> bool {
-        let is_single = |checkpoint: &Checkpoint| {
-            self.nodes.binary_search_by_key(&checkpoint.region, |node| node.region).is_ok()
-        };
+        let is_single =
+            |checkpoint: &Checkpoint| self.nodes.binary_search_by_key(&checkpoint.region, |node| node.region).is_ok();
         solution.checkpoints.iter().all(is_single)
     }
 

@@ -10,7 +10,7 @@ use crate::cancel::Cancel;
 use crate::enumeration::Enumeration;
 use crate::error::PlanError;
 use crate::greedy::GreedySteps;
-use crate::node::{Frontiers, Ceiling, Limit, Node, Nodes, spans};
+use crate::node::{Ceiling, Frontiers, Limit, Node, Nodes, spans};
 use crate::planner::Solution;
 use crate::region::{Candidate, Candidates, Pricing};
 use crate::replayed::{PlannedMoment, Replayed, Replaying, Totals, first_forward};

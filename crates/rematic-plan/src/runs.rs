@@ -4,7 +4,7 @@
 //! single calls do not, and make more again at once. Which calls go together is decided for all at once: a [`Tiling`] cuts every
 //! [chain](rematic_replay::long_chains) into runs of one length, one more level in the tree of regions, and is planned like any
 //! step; single calls and what is inside them can still be chosen there. Lengths are tried where single calls do not reach the
-//! budget or are dear.
+//! budget or, if the answer is not a quick one, are dear.
 //!
 //! # The bound
 //!
@@ -93,6 +93,21 @@ impl Problem {
     /// The plan with the lowest peak.
     #[must_use]
     pub fn least(&self) -> Solution {
+        let Some(tiling) = self.lowest_tiling() else { return self.least_alone() };
+        let found = tiling.problem.least_alone();
+        self.bounded_by_all(found.replayed.peak, tiling.translated(found))
+    }
+
+    /// A plan with the lowest peak, whatever it takes.
+    fn lowest(&self) -> Solution {
+        match self.lowest_tiling() {
+            Some(tiling) => tiling.translated(tiling.problem.lowest_alone()),
+            None => self.lowest_alone(),
+        }
+    }
+
+    /// The tiling with the lowest peak, if it is below that of single calls.
+    fn lowest_tiling(&self) -> Option<&Tiling> {
         let mut peak = self.lowest_alone().replayed.peak;
         let mut best = None;
         let mut tilings: Vec<&Tiling> = self.tilings().collect();
@@ -106,9 +121,7 @@ impl Problem {
                 (peak, best) = (found, Some(tiling));
             }
         }
-        let Some(tiling) = best else { return self.least_alone() };
-        let found = tiling.problem.least_alone();
-        self.bounded_by_all(found.replayed.peak, tiling.translated(found))
+        best
     }
 
     /// A plan with runs, with a bound for all plans.
@@ -120,26 +133,28 @@ impl Problem {
     }
 
     /// What runs make of the answer for a budget that was found without them.
-    pub(crate) fn with_runs(&self, budget: Bytes, effort: Effort, alone: Outcome) -> Outcome {
-        let fits = alone.verdict == Verdict::Planned;
-        if fits && alone.solution.replayed.recompute.0 <= DEAR * self.forward_time() {
-            return alone;
+    pub(crate) fn with_runs(&self, budget: Bytes, effort: Effort, alone: Option<Solution>) -> Outcome {
+        let is_enough =
+            |found: &Solution| effort.proof == 0 || found.replayed.recompute.0 <= DEAR * self.forward_time();
+        if alone.as_ref().is_some_and(is_enough)
+            && let Some(solution) = alone
+        {
+            return Outcome { verdict: Verdict::Planned, solution };
         }
-        let mut best = fits.then_some(alone.solution);
+        let mut best = alone;
         for (bound, tiling) in self.promising(budget).into_iter().take(effort.tilings) {
             if best.as_ref().is_some_and(|best| best.replayed.recompute.0 * (1.0 - WORTH) <= bound) {
                 break;
             }
-            let found = tiling.problem.exact_with(budget, effort);
-            let better = |best: &Solution| found.solution.replayed.recompute.0 < best.replayed.recompute.0;
-            if found.verdict == Verdict::Planned && best.as_ref().is_none_or(better) {
-                best = Some(self.bounded_by_all(budget, tiling.translated(found.solution)));
+            let Some(found) = tiling.problem.exact_alone(budget, effort, None) else { continue };
+            if best.as_ref().is_none_or(|best| found.replayed.recompute.0 < best.replayed.recompute.0) {
+                best = Some(self.bounded_by_all(budget, tiling.translated(found)));
             }
         }
         match best {
             Some(solution) => Outcome { verdict: Verdict::Planned, solution },
             None => {
-                let solution = self.least();
+                let solution = if effort.proof > 0 { self.least() } else { self.lowest() };
                 let fits = solution.replayed.peak <= budget;
                 Outcome { verdict: if fits { Verdict::Planned } else { Verdict::Infeasible }, solution }
             }
@@ -271,7 +286,8 @@ impl Credit {
         };
         let cheap = (0..CREDIT_STEPS).map(step).take_while(|(time, _)| *time < known.0);
         // Where no plan of single calls is within so much, none with runs frees so little.
-        let quick = cheap.filter_map(|(time, budget)| Some((exact::quick_bound(problem, budget)? + time, time, budget)));
+        let quick =
+            cheap.filter_map(|(time, budget)| Some((exact::quick_bound(problem, budget)? + time, time, budget)));
         let mut steps: Vec<(f64, f64, u64)> = quick.collect();
         steps.sort_by(|(a, ..), (b, ..)| a.total_cmp(b));
         // Only the least counts: it is worked out where the quick bound is below it.

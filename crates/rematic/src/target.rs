@@ -195,7 +195,12 @@ impl Target {
     }
 
     /// The same, if it fits.
-    pub(crate) fn memory_within(&self, trace: &StepTrace, schedule: &Schedule<'_>, scratch: &Scratch) -> Option<Memory> {
+    pub(crate) fn memory_within(
+        &self,
+        trace: &StepTrace,
+        schedule: &Schedule<'_>,
+        scratch: &Scratch,
+    ) -> Option<Memory> {
         let card = Card { taken: context(self.ranks).0, ..Card::with_memory(self.device.usable.0) };
         let found = Reserved::new(trace, schedule, self.settings.clone(), card, scratch).ok()?;
         Some(self.memory_from(trace, Some(found)))
