@@ -76,10 +76,12 @@ pub(crate) struct Span {
 
 /// What equal layers share, by their signatures.
 #[derive(Default)]
-pub(crate) struct Frontiers(Mutex<HashMap<Vec<u64>, (Arc<Candidate>, Arc<Frontier>)>>);
+pub(crate) struct Frontiers(Mutex<HashMap<Vec<u64>, Shared>>);
+
+type Shared = (Arc<Candidate>, Arc<Frontier>);
 
 impl Frontiers {
-    fn of(&self, candidate: Candidate) -> (Arc<Candidate>, Arc<Frontier>) {
+    fn of(&self, candidate: Candidate) -> Shared {
         let signature = candidate.signature();
         let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(shared) = known().get(&signature) {
