@@ -142,6 +142,13 @@ pub(crate) fn usable(problem: &Problem, budget: u64) -> Vec<Vec<bool>> {
     cases.filter(Case::is_feasible).map(|case| case.usable).collect()
 }
 
+/// A bound on the time of all plans within a budget, quicker and a little lower than that of [`solve`]; `None` if no plan is within it.
+pub(crate) fn quick_bound(problem: &Problem, budget: u64) -> Option<f64> {
+    let tightening = Tightening::none(problem, Pricing::Low);
+    let cases = cases(problem).map(|usable| Case::new(problem, budget, &tightening, usable));
+    cases.filter(Case::is_feasible).map(|case| case.rates().bound(0, 0)).reduce(f64::min)
+}
+
 /// Solves the relaxation for a budget; only roughly if that is enough. `None` if even dropping everything is not enough.
 pub(crate) fn solve(problem: &Problem, budget: u64, tightening: &Tightening, mut rough: bool) -> Option<Relaxed> {
     let mut best: Option<Relaxed> = None;

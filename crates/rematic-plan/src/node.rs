@@ -1,7 +1,7 @@
 //! The regions that may be checkpointed, with what the plain step says about each.
 
 use std::collections::{BinaryHeap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rematic_replay::{RegionId, Regions};
 use rematic_trace::{Bytes, Event, OpId, Phase, StepTrace, Table};
@@ -74,19 +74,35 @@ pub(crate) struct Span {
     own_forward_with: u64,
 }
 
+/// What equal layers share, by their signatures.
+#[derive(Default)]
+pub(crate) struct Frontiers(Mutex<HashMap<Vec<u64>, Shared>>);
+
+type Shared = (Arc<Candidate>, Arc<Frontier>);
+
+impl Frontiers {
+    fn of(&self, candidate: Candidate) -> Shared {
+        let signature = candidate.signature();
+        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = known().get(&signature) {
+            return shared.clone();
+        }
+        let frontier = Arc::new(Frontier::new(&candidate));
+        known().entry(signature).or_insert((Arc::new(candidate), frontier)).clone()
+    }
+}
+
 /// The regions that the limits allow and that can be checkpointed, in the order in which forwards begin.
 pub(crate) fn spans(
     mut candidates: Candidates<'_>,
-    regions: &Regions,
+    frontiers: &Frontiers,
     totals: &Table<OpId, Bytes>,
     allowed: &Table<RegionId, bool>,
     limits: &Limits,
     pricing: Pricing,
 ) -> Vec<Span> {
-    // Equal layers share one frontier.
-    let mut known: HashMap<Vec<u64>, (Arc<Candidate>, Arc<Frontier>)> = HashMap::new();
     let mut spans: Vec<Span> = Vec::new();
-    for (id, region) in regions.all().entries().filter(|(id, _)| allowed[*id]) {
+    for (id, region) in candidates.regions().all().entries().filter(|(id, _)| allowed[*id]) {
         limits.cancel.check();
         let Some(mut candidate) = candidates.candidate(region, pricing) else { continue };
         if limits.whole {
@@ -99,13 +115,7 @@ pub(crate) fn spans(
             own_forward = own_forward.max(total.saturating_sub(freed));
             own_forward_with = own_forward_with.max(total.saturating_add_signed(beyond.saturating_neg()));
         });
-        let (candidate, frontier) = known
-            .entry(candidate.signature())
-            .or_insert_with(|| {
-                let frontier = Arc::new(Frontier::new(&candidate));
-                (Arc::new(candidate), frontier)
-            })
-            .clone();
+        let (candidate, frontier) = frontiers.of(candidate);
         let (start, end) = (region.ops.start, region.ops.end);
         spans.push(Span { region: id, start, end, candidate, frontier, settled, own_forward, own_forward_with });
     }

@@ -48,19 +48,25 @@ pub(crate) struct Effort {
     /// A plan so near to the bound of the relaxation, as a share, is near enough for the search to go on from.
     enough: f64,
     /// How much work it may be to show that there is no better one.
-    proof: usize,
+    pub(crate) proof: usize,
+    /// So many tilings are planned, those with the lowest bounds.
+    pub(crate) tilings: usize,
 }
 
 /// For a budget: some 60 ms of search, and as much to show that there is no better plan.
-const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, proof: 1_000_000 };
+const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, proof: 1_000_000, tilings: 3 };
 /// For a point of a curve.
-const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 20_000 };
+const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 20_000, tilings: 3 };
 /// For a question whose answer only leads on.
-const QUICK: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 0 };
+const QUICK: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 0, tilings: 1 };
 /// The part of a proof that is tried before the search: it often finds the best plan and shows that it is.
 const FIRST_PROOF: usize = 4;
+/// From a plan so near to the bound, as a share, the search finds what other aims would.
+const SEARCHABLE: f64 = 0.05;
 /// Any plan within the budget is near enough.
-const ANY: f64 = 1.0;
+const ANY: Effort = Effort { enough: 1.0, ..QUICK };
+/// So many points of a curve are planned one after the other, each from the plan of the one before.
+const WALK: usize = 7;
 /// The search for the least budget ends when it is known to this share.
 const LEAST_SHARE: f64 = 2e-4;
 
@@ -84,26 +90,33 @@ impl Problem {
     }
 
     pub(crate) fn exact_with(&self, budget: Bytes, effort: Effort) -> Outcome {
+        self.exact_from(budget, effort, None)
+    }
+
+    /// The same, where a plan for a smaller budget is known.
+    fn exact_from(&self, budget: Bytes, effort: Effort, smaller: Option<&Solution>) -> Outcome {
         if self.baseline().peak <= budget {
             return Outcome { verdict: Verdict::Fits, solution: self.unplanned() };
         }
-        self.with_runs(budget, effort, self.exact_alone(budget, effort))
+        self.with_runs(budget, effort, self.exact_alone(budget, effort, smaller))
     }
 
-    /// Without runs: the plan within the budget, or the one with the lowest peak.
-    fn exact_alone(&self, budget: Bytes, effort: Effort) -> Outcome {
-        if let Some(solution) = self.searched(budget, effort) {
-            return Outcome { verdict: Verdict::Planned, solution };
+    /// Without runs.
+    pub(crate) fn exact_alone(&self, budget: Bytes, effort: Effort, smaller: Option<&Solution>) -> Option<Solution> {
+        if !exact::is_feasible(self, budget.0) {
+            return None;
         }
-        let least = self.least_alone();
+        if let Some(solution) = self.searched(budget, effort, smaller) {
+            return Some(solution);
+        }
+        let least = if effort.proof > 0 { self.least_alone() } else { self.lowest_alone() };
         if least.replayed.peak > budget {
-            return Outcome { verdict: Verdict::Infeasible, solution: least };
+            return None;
         }
         // Its bound is that of a smaller budget.
         let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
         let solution = Solution { lower_bound, ..least };
-        let solution = self.bounded(budget, solution, effort.proof);
-        Outcome { verdict: Verdict::Planned, solution }
+        Some(self.bounded(budget, solution, effort.proof))
     }
 
     /// A time of recomputation that no plan within the budget stays below, from the relaxation alone; `None` if no plan is
@@ -114,19 +127,26 @@ impl Problem {
             .map(|relaxed| Millis(relaxed.lower_bound))
     }
 
-    /// What the programme finds, bettered on the replay.
-    fn searched(&self, budget: Bytes, effort: Effort) -> Option<Solution> {
-        let fitted = self.fit(budget, effort.enough);
+    /// What the programme finds, bettered on the replay; a plan for a smaller budget is one to start from too.
+    fn searched(&self, budget: Bytes, effort: Effort, smaller: Option<&Solution>) -> Option<Solution> {
+        let fitted = self.fit(budget, effort);
         if self.enumeration().is_some() {
             return fitted;
         }
-        let first_proof = if effort == WHOLE { effort.proof / FIRST_PROOF } else { 0 };
+        let near = effort.enough.max(NEAR);
+        let is_best = |found: &Solution| found.replayed.recompute.0 <= found.lower_bound.0 * (1.0 + near);
+        if fitted.as_ref().is_some_and(is_best) {
+            return fitted;
+        }
+        let first_proof = if effort == WHOLE { effort.proof / FIRST_PROOF } else { effort.proof };
         let fitted = fitted.map(|found| self.bounded(budget, found, first_proof));
-        let is_best = |found: &Solution| found.replayed.recompute.0 <= found.lower_bound.0 * (1.0 + NEAR);
         if fitted.as_ref().is_some_and(is_best) {
             return fitted;
         }
         let mut starts: Vec<Vec<Checkpoint>> = fitted.iter().map(|found| found.checkpoints.clone()).collect();
+        starts.extend(
+            smaller.filter(|smaller| self.is_of_single_calls(smaller)).map(|smaller| smaller.checkpoints.clone()),
+        );
         let is_quick = effort != WHOLE && fitted.is_some();
         let others = std::iter::once_with(|| self.greedy_fit(budget)).chain(self.large_fit(budget));
         for other in others.filter(|_| !is_quick) {
@@ -150,12 +170,14 @@ impl Problem {
             }
             (fitted, _) => fitted,
         };
-        solution.map(|solution| self.bounded(budget, solution, effort.proof))
+        // A quick one is bounded once.
+        let last_proof = if is_quick { 0 } else { effort.proof };
+        solution.map(|solution| self.bounded(budget, solution, last_proof))
     }
 
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
     /// A plan that is above the bound by no more than the share `enough` is good enough.
-    fn fit(&self, budget: Bytes, enough: f64) -> Option<Solution> {
+    fn fit(&self, budget: Bytes, effort: Effort) -> Option<Solution> {
         // Where all plans can be looked at, no model is needed.
         if let Some(plans) = self.enumeration() {
             let (checkpoints, replayed) = plans.first_within(self, budget)?;
@@ -171,6 +193,8 @@ impl Problem {
         };
         let mut best = self.tightened(budget, budget, Pricing::Low, relaxed);
         let as_aimed = best.as_ref().is_some_and(|(_, found)| found.recompute.0 <= aimed * (1.0 + SAME));
+        // What a quick search may make of it is enough too.
+        let enough = if effort == WHOLE { effort.enough } else { effort.enough.max(SEARCHABLE) };
         let is_enough = |(_, found): &(_, Replayed)| found.recompute.0 <= lower_bound.0 + enough * found.recompute.0;
         if as_aimed && !rough || best.as_ref().is_some_and(is_enough) {
             return best.map(promise);
@@ -304,14 +328,18 @@ impl Problem {
         let budget = |index: u64| {
             Bytes(low + u64::try_from(u128::from(high - low) * u128::from(index) / u128::from(steps)).unwrap_or(0))
         };
-        let outcomes: Vec<(u64, Outcome)> = (1..=steps)
-            .into_par_iter()
-            .map(|index| {
-                let outcome = self.exact_with(budget(index), POINT);
+        let indices: Vec<u64> = (1..=steps).collect();
+        let walked = indices.par_chunks(WALK).map(|walk| {
+            let mut smaller = walk.first().filter(|index| **index == 1).map(|_| least.clone());
+            let outcome = |&index: &u64| {
+                let outcome = self.exact_from(budget(index), POINT, smaller.as_ref());
+                smaller = (outcome.verdict == Verdict::Planned).then(|| outcome.solution.clone());
                 progress();
                 (index, outcome)
-            })
-            .collect();
+            };
+            walk.iter().map(outcome).collect::<Vec<_>>()
+        });
+        let outcomes: Vec<(u64, Outcome)> = walked.flatten_iter().collect();
         let mut curve = vec![(least.replayed.peak, least)];
         for (index, outcome) in outcomes {
             let before = &curve[curve.len() - 1].1;
@@ -325,6 +353,12 @@ impl Problem {
         }
         curve.reverse();
         curve
+    }
+
+    fn is_of_single_calls(&self, solution: &Solution) -> bool {
+        let is_single =
+            |checkpoint: &Checkpoint| self.nodes.binary_search_by_key(&checkpoint.region, |node| node.region).is_ok();
+        solution.checkpoints.iter().all(is_single)
     }
 
     /// The plan with the lowest peak without runs: of all where they are few, otherwise by bisection over budgets.
@@ -375,7 +409,7 @@ impl Problem {
             return Solution { checkpoints, replayed, lower_bound };
         }
         let mut best = self.least_fitted();
-        if let Some(solution) = self.fit(best.replayed.peak, WHOLE.enough)
+        if let Some(solution) = self.fit(best.replayed.peak, WHOLE)
             && solution.replayed.recompute < best.replayed.recompute
         {
             best = solution;

@@ -10,11 +10,11 @@ use crate::cancel::Cancel;
 use crate::enumeration::Enumeration;
 use crate::error::PlanError;
 use crate::greedy::GreedySteps;
-use crate::node::{Ceiling, Limit, Node, Nodes, spans};
+use crate::node::{Ceiling, Frontiers, Limit, Node, Nodes, spans};
 use crate::planner::Solution;
 use crate::region::{Candidate, Candidates, Pricing};
 use crate::replayed::{PlannedMoment, Replayed, Replaying, Totals, first_forward};
-use crate::runs::{Credit, Tiling};
+use crate::runs::{Credit, Slot};
 use crate::search::{Axis, Bound, Lives};
 use crate::selection::allowed;
 
@@ -52,6 +52,35 @@ impl Default for Limits {
     }
 }
 
+/// The step without any checkpointing.
+struct Plain {
+    /// The state before the step.
+    start: Ledger,
+    /// The first and the last operator of the model's first forward.
+    first_forward: Option<(OpId, OpId)>,
+    baseline: Replayed,
+    /// Bytes in use after every operator.
+    totals: Table<OpId, Bytes>,
+    /// Bytes in use just before every operator.
+    before: Table<OpId, Bytes>,
+    /// The same if what a backward function read goes as soon as it returns. What lies between that and the reduction of its
+    /// gradients counts for no plan: a checkpointed region has let go of what the function read.
+    eager: Totals,
+}
+
+impl Plain {
+    fn new(trace: &StepTrace, costs: &Costs, start: Ledger) -> Self {
+        let first_forward = first_forward(trace);
+        let plain = Schedule::plain(trace, &start);
+        let mut seen = (Replaying::new(costs, &start, first_forward), Totals::new(trace, &start));
+        plain.replay(&mut seen);
+        let (baseline, totals, before) = (seen.0.finish(), seen.1.after, seen.1.before);
+        let mut eager = Totals::new(trace, &start);
+        plain.eager().replay(&mut eager);
+        Plain { start, first_forward, baseline, totals, before, eager }
+    }
+}
+
 /// A step with everything that planning needs to know about it.
 pub struct Problem {
     pub(crate) trace: Arc<StepTrace>,
@@ -59,8 +88,13 @@ pub struct Problem {
     pub(crate) regions: Regions,
     /// In the order in which forwards begin; a node stands before those inside it.
     pub(crate) nodes: Vec<Node>,
-    /// The same, with [`Pricing::High`].
-    dear_nodes: Vec<Node>,
+    /// The same, with [`Pricing::High`]; made when they are first asked for.
+    dear_nodes: OnceLock<Vec<Node>>,
+    /// The regions that the limits allow.
+    allowed: Table<RegionId, bool>,
+    plain: Arc<Plain>,
+    /// What is known about equal layers.
+    frontiers: Arc<Frontiers>,
     /// Where nodes end, ascending, without repetition.
     pub(crate) ends: Vec<usize>,
     /// By number of ends that lie before.
@@ -70,15 +104,6 @@ pub struct Problem {
     pub(crate) cancel: Cancel,
     pub(crate) allocator: Allocator,
     pub(crate) limits: Limits,
-    /// The state before the step.
-    start: Ledger,
-    /// The first and the last operator of the model's first forward.
-    first_forward: Option<(OpId, OpId)>,
-    baseline: Replayed,
-    /// Bytes in use after every operator of the plain step.
-    totals: Table<OpId, Bytes>,
-    /// Bytes in use just before every operator of the plain step.
-    before: Table<OpId, Bytes>,
     /// By node, the innermost one around it.
     around: Vec<Option<usize>>,
     /// Where nodes begin before which all others have run again: a new micro-batch. By position, ascending, the first node's first.
@@ -93,8 +118,8 @@ pub struct Problem {
     pub(crate) least: OnceLock<Solution>,
     /// The same, whatever it takes.
     pub(crate) lowest: OnceLock<Solution>,
-    /// The same step with runs of calls; made when it is first asked for.
-    pub(crate) tilings: OnceLock<Vec<Tiling>>,
+    /// The same step with runs of calls, by their length; each is made when it is first asked for.
+    pub(crate) tilings: OnceLock<Vec<Slot>>,
     /// What plans with runs may free beyond others, if that is known.
     pub(crate) run_credit: OnceLock<Option<Credit>>,
 }
@@ -115,7 +140,7 @@ impl Problem {
     }
 
     /// The same with other regions.
-    pub(crate) fn with_regions(
+    fn with_regions(
         trace: Arc<StepTrace>,
         costs: Arc<Costs>,
         limits: Limits,
@@ -127,48 +152,48 @@ impl Problem {
 
     /// The same from a state before the step, which says how large storages are.
     pub(crate) fn from_state(
-        shared: Arc<StepTrace>,
+        trace: Arc<StepTrace>,
         costs: Arc<Costs>,
         limits: Limits,
         regions: Regions,
         start: Ledger,
     ) -> Result<Self, PlanError> {
+        let plain = Arc::new(Plain::new(&trace, &costs, start));
+        Problem::from_plain(trace, costs, limits, (regions, plain, Arc::default()))
+    }
+
+    /// The same step with other regions.
+    pub(crate) fn with_other_regions(&self, limits: Limits, regions: Regions) -> Result<Self, PlanError> {
+        let known = (regions, Arc::clone(&self.plain), Arc::clone(&self.frontiers));
+        Problem::from_plain(Arc::clone(&self.trace), Arc::clone(&self.costs), limits, known)
+    }
+
+    fn from_plain(
+        shared: Arc<StepTrace>,
+        costs: Arc<Costs>,
+        limits: Limits,
+        (regions, plain, frontiers): (Regions, Arc<Plain>, Arc<Frontiers>),
+    ) -> Result<Self, PlanError> {
         let trace = &*shared;
-        let first_forward = first_forward(trace);
-        let plain = Schedule::plain(trace, &start);
-        let (baseline, totals, before) = {
-            let mut seen = (Replaying::new(&costs, &start, first_forward), Totals::new(trace, &start));
-            plain.replay(&mut seen);
-            (seen.0.finish(), seen.1.after, seen.1.before)
-        };
-        // What lies between the return of a backward function and the reduction of its gradients counts for no plan: a
-        // checkpointed region has let go of what the function read.
-        let mut eager = Totals::new(trace, &start);
-        plain.eager().replay(&mut eager);
         let allowed = allowed(trace, &regions, &limits)?;
-        let [Nodes { all: nodes, ends, ceilings, limit_of_op }, dear] = [Pricing::Low, Pricing::High].map(|pricing| {
-            let candidates = Candidates::new(trace, &regions, &start, &costs);
-            let spans = spans(candidates, &regions, &totals, &allowed, &limits, pricing);
-            Nodes::new(trace, &regions, &eager, spans)
-        });
-        let dear_nodes = dear.all;
+        let candidates = Candidates::new(trace, &regions, &plain.start, &costs);
+        let spans = spans(candidates, &frontiers, &plain.totals, &allowed, &limits, Pricing::Low);
+        let Nodes { all: nodes, ends, ceilings, limit_of_op } = Nodes::new(trace, &regions, &plain.eager, spans);
         let beginnings = beginnings(&regions, &nodes);
         Ok(Problem {
             trace: shared,
             costs,
             regions,
-            dear_nodes,
+            dear_nodes: OnceLock::new(),
+            allowed,
+            plain,
+            frontiers,
             ends,
             ceilings,
             limit_of_op,
             cancel: limits.cancel.clone(),
             allocator: limits.allocator,
             limits,
-            start,
-            first_forward,
-            baseline,
-            totals,
-            before,
             around: around(&nodes),
             beginnings,
             nodes,
@@ -192,7 +217,7 @@ impl Problem {
     /// The step without any checkpointing.
     #[must_use]
     pub fn baseline(&self) -> &Replayed {
-        &self.baseline
+        &self.plain.baseline
     }
 
     /// The regions.
@@ -210,13 +235,13 @@ impl Problem {
     /// The bytes in use after every operator that runs under a plan, beside those of the step as it is.
     #[must_use]
     pub fn moments(&self, checkpoints: &[Checkpoint]) -> Vec<PlannedMoment> {
-        let mut moments = Vec::with_capacity(self.totals.len());
-        let mut plain = self.start.snapshot().total();
+        let mut moments = Vec::with_capacity(self.plain.totals.len());
+        let mut plain = self.plain.start.snapshot().total();
         self.replay_watched(checkpoints, |ran, total| {
             // Without the plan, nothing happens while operators run again.
             let phase = if ran.again { Phase::Backward } else { self.trace.op(ran.op).phase };
             if !ran.again {
-                plain = self.totals[ran.op];
+                plain = self.plain.totals[ran.op];
             }
             moments.push(PlannedMoment { phase, before: plain, after: Bytes(total) });
         });
@@ -227,7 +252,7 @@ impl Problem {
     pub(crate) fn replay_watched(&self, checkpoints: &[Checkpoint], mut watch: impl FnMut(Ran, u64)) -> Replayed {
         self.cancel.check();
         let watch = |ran: Ran, ledger: &Ledger| watch(ran, ledger.snapshot().total().0);
-        let mut replaying = Replaying::new(&self.costs, &self.start, self.first_forward);
+        let mut replaying = Replaying::new(&self.costs, &self.plain.start, self.plain.first_forward);
         if checkpoints.iter().any(|checkpoint| !checkpoint.offloaded.is_empty()) {
             replaying = replaying.copying(&self.trace);
         }
@@ -245,7 +270,7 @@ impl Problem {
     /// What happens with these regions checkpointed.
     #[must_use]
     pub fn schedule<'s>(&'s self, checkpoints: &'s [Checkpoint]) -> Schedule<'s> {
-        Schedule::planned(&self.trace, &self.start, &self.regions, checkpoints)
+        Schedule::planned(&self.trace, &self.plain.start, &self.regions, checkpoints)
     }
 
     /// The full names of the modules that the limits let be checkpointed, each once, in the order of the model.
@@ -287,7 +312,7 @@ impl Problem {
             return None;
         }
         self.planned_run(id).or_else(|| {
-            let mut candidates = Candidates::new(&self.trace, &self.regions, &self.start, &self.costs);
+            let mut candidates = Candidates::new(&self.trace, &self.regions, &self.plain.start, &self.costs);
             candidates.candidate(region, Pricing::Low).map(Arc::new)
         })
     }
@@ -304,7 +329,7 @@ impl Problem {
     /// The step as it is, as a plan.
     #[must_use]
     pub fn unplanned(&self) -> Solution {
-        Solution { checkpoints: Vec::new(), replayed: self.baseline.clone(), lower_bound: Millis(0.0) }
+        Solution { checkpoints: Vec::new(), replayed: self.plain.baseline.clone(), lower_bound: Millis(0.0) }
     }
 
     /// Every plan, if there are few; made when it is first asked for.
@@ -316,7 +341,7 @@ impl Problem {
     pub(crate) fn moments_of_plans(&self) -> &(Axis, Lives) {
         self.moments.get_or_init(|| {
             let axis = Axis::new(&self.trace, &self.regions, &self.nodes);
-            let lives = Lives::new(&self.trace, &self.regions, &self.nodes, &axis, &self.start);
+            let lives = Lives::new(&self.trace, &self.regions, &self.nodes, &axis, &self.plain.start);
             (axis, lives)
         })
     }
@@ -333,29 +358,35 @@ impl Problem {
 
     /// What a storage takes.
     pub(crate) fn footprint(&self, storage: StorageId) -> Bytes {
-        self.start.footprint(storage)
+        self.plain.start.footprint(storage)
     }
 
     /// Bytes in use before the step.
     pub(crate) fn start_bytes(&self) -> Bytes {
-        self.start.snapshot().total()
+        self.plain.start.snapshot().total()
     }
 
     /// Bytes in use just before an operator of the plain step.
     pub(crate) fn before(&self, op: OpId) -> Bytes {
-        self.before[op]
+        self.plain.before[op]
     }
 
     /// Bytes in use right after an operator of the plain step.
     pub(crate) fn after(&self, op: OpId) -> Bytes {
-        self.totals[op]
+        self.plain.totals[op]
     }
 
     /// The nodes with what their policies count as kept.
     pub(crate) fn priced(&self, pricing: Pricing) -> &[Node] {
         match pricing {
             Pricing::Low => &self.nodes,
-            Pricing::High => &self.dear_nodes,
+            Pricing::High => self.dear_nodes.get_or_init(|| {
+                let plain = &self.plain;
+                let candidates = Candidates::new(&self.trace, &self.regions, &plain.start, &self.costs);
+                let (totals, high) = (&plain.totals, Pricing::High);
+                let spans = spans(candidates, &self.frontiers, totals, &self.allowed, &self.limits, high);
+                Nodes::new(&self.trace, &self.regions, &plain.eager, spans).all
+            }),
         }
     }
 

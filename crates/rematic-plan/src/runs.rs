@@ -4,7 +4,7 @@
 //! single calls do not, and make more again at once. Which calls go together is decided for all at once: a [`Tiling`] cuts every
 //! [chain](rematic_replay::long_chains) into runs of one length, one more level in the tree of regions, and is planned like any
 //! step; single calls and what is inside them can still be chosen there. Lengths are tried where single calls do not reach the
-//! budget or are dear.
+//! budget or, if the answer is not a quick one, are dear.
 //!
 //! # The bound
 //!
@@ -25,7 +25,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rematic_replay::{Chain, Checkpoint, RegionId, Regions, births, long_chains, tiles};
 use rematic_trace::{Bytes, CallId, Event, Millis, OpId, Phase, StorageId, Table, Verdict};
@@ -37,8 +37,10 @@ use crate::region::Candidate;
 
 /// A plan that recomputes more than this share of the forward is dear.
 const DEAR: f64 = 0.5;
-/// So many tilings are planned for a budget, those with the lowest bounds.
-const MOST_TILINGS: usize = 3;
+/// A tiling is planned if it may save more than this share of the best plan so far.
+const WORTH: f64 = 3e-3;
+/// After so many tilings whose bounds are no lower, longer runs are not looked at.
+const RISES: usize = 2;
 /// In so many steps the bytes that runs free are looked through for a bound.
 const CREDIT_STEPS: u64 = 16;
 
@@ -47,8 +49,14 @@ pub(crate) struct Tiling {
     problem: Problem,
     /// Its regions, among those of the problem that it was made for.
     regions: Table<RegionId, RegionId>,
-    /// No plan has a lower peak.
-    lowest: Bytes,
+    /// No plan has a lower peak; found when it is first asked for.
+    lowest: OnceLock<Bytes>,
+}
+
+/// A tiling that is made when it is first asked for.
+pub(crate) struct Slot {
+    runs: Vec<Chain>,
+    tiling: OnceLock<Option<Tiling>>,
 }
 
 impl Tiling {
@@ -60,9 +68,12 @@ impl Tiling {
         });
         let ids: Option<Table<RegionId, RegionId>> = ids.collect();
         let limits = Limits { runs: false, ..base.limits.clone() };
-        let problem = Problem::with_regions(Arc::clone(&base.trace), Arc::clone(&base.costs), limits, regions).ok()?;
-        let lowest = exact::lowest(&problem);
-        Some(Tiling { problem, regions: ids?, lowest })
+        let problem = base.with_other_regions(limits, regions).ok()?;
+        Some(Tiling { problem, regions: ids?, lowest: OnceLock::new() })
+    }
+
+    fn lowest(&self) -> Bytes {
+        *self.lowest.get_or_init(|| exact::lowest(&self.problem))
     }
 
     /// A plan of the tiling as one of the problem that it was made for.
@@ -82,12 +93,27 @@ impl Problem {
     /// The plan with the lowest peak.
     #[must_use]
     pub fn least(&self) -> Solution {
+        let Some(tiling) = self.lowest_tiling() else { return self.least_alone() };
+        let found = tiling.problem.least_alone();
+        self.bounded_by_all(found.replayed.peak, tiling.translated(found))
+    }
+
+    /// A plan with the lowest peak, whatever it takes.
+    fn lowest(&self) -> Solution {
+        match self.lowest_tiling() {
+            Some(tiling) => tiling.translated(tiling.problem.lowest_alone()),
+            None => self.lowest_alone(),
+        }
+    }
+
+    /// The tiling with the lowest peak, if it is below that of single calls.
+    fn lowest_tiling(&self) -> Option<&Tiling> {
         let mut peak = self.lowest_alone().replayed.peak;
         let mut best = None;
-        let mut tilings: Vec<&Tiling> = self.tilings().iter().collect();
-        tilings.sort_by_key(|tiling| tiling.lowest);
+        let mut tilings: Vec<&Tiling> = self.tilings().collect();
+        tilings.sort_by_key(|tiling| tiling.lowest());
         for tiling in tilings {
-            if tiling.lowest >= peak {
+            if tiling.lowest() >= peak {
                 break;
             }
             let found = tiling.problem.lowest_alone().replayed.peak;
@@ -95,9 +121,7 @@ impl Problem {
                 (peak, best) = (found, Some(tiling));
             }
         }
-        let Some(tiling) = best else { return self.least_alone() };
-        let found = tiling.problem.least_alone();
-        self.bounded_by_all(found.replayed.peak, tiling.translated(found))
+        best
     }
 
     /// A plan with runs, with a bound for all plans.
@@ -109,44 +133,61 @@ impl Problem {
     }
 
     /// What runs make of the answer for a budget that was found without them.
-    pub(crate) fn with_runs(&self, budget: Bytes, effort: Effort, alone: Outcome) -> Outcome {
-        let fits = alone.verdict == Verdict::Planned;
-        if fits && alone.solution.replayed.recompute.0 <= DEAR * self.forward_time() {
-            return alone;
+    pub(crate) fn with_runs(&self, budget: Bytes, effort: Effort, alone: Option<Solution>) -> Outcome {
+        let is_enough =
+            |found: &Solution| effort.proof == 0 || found.replayed.recompute.0 <= DEAR * self.forward_time();
+        if alone.as_ref().is_some_and(is_enough)
+            && let Some(solution) = alone
+        {
+            return Outcome { verdict: Verdict::Planned, solution };
         }
-        let mut best = fits.then_some(alone.solution);
-        let bound = |tiling: &Tiling| tiling.problem.lower_bound(budget).map(|bound| bound.0);
-        let within = self.tilings().iter().filter(|tiling| tiling.lowest <= budget);
-        let mut tilings: Vec<(f64, &Tiling)> = within.filter_map(|tiling| Some((bound(tiling)?, tiling))).collect();
-        tilings.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-        for (bound, tiling) in tilings.into_iter().take(MOST_TILINGS) {
-            if best.as_ref().is_some_and(|best| best.replayed.recompute.0 <= bound) {
+        let mut best = alone;
+        for (bound, tiling) in self.promising(budget).into_iter().take(effort.tilings) {
+            if best.as_ref().is_some_and(|best| best.replayed.recompute.0 * (1.0 - WORTH) <= bound) {
                 break;
             }
-            let found = tiling.problem.exact_with(budget, effort);
-            let better = |best: &Solution| found.solution.replayed.recompute.0 < best.replayed.recompute.0;
-            if found.verdict == Verdict::Planned && best.as_ref().is_none_or(better) {
-                best = Some(self.bounded_by_all(budget, tiling.translated(found.solution)));
+            let Some(found) = tiling.problem.exact_alone(budget, effort, None) else { continue };
+            if best.as_ref().is_none_or(|best| found.replayed.recompute.0 < best.replayed.recompute.0) {
+                best = Some(self.bounded_by_all(budget, tiling.translated(found)));
             }
         }
         match best {
             Some(solution) => Outcome { verdict: Verdict::Planned, solution },
             None => {
-                let solution = self.least();
+                let solution = if effort.proof > 0 { self.least() } else { self.lowest() };
                 let fits = solution.replayed.peak <= budget;
                 Outcome { verdict: if fits { Verdict::Planned } else { Verdict::Infeasible }, solution }
             }
         }
     }
 
+    /// Tilings with a solution for a budget and their bounds, the lowest first. Bounds fall with the length of the runs and then
+    /// rise, a little unevenly: behind those that rise none is looked at.
+    fn promising(&self, budget: Bytes) -> Vec<(f64, &Tiling)> {
+        let mut found: Vec<(f64, &Tiling)> = Vec::new();
+        let (mut least, mut since) = (f64::INFINITY, 0);
+        for tiling in self.tilings() {
+            let Some(bound) = exact::quick_bound(&tiling.problem, budget.0) else { continue };
+            found.push((bound, tiling));
+            since = if bound < least { 0 } else { since + 1 };
+            least = least.min(bound);
+            if since >= RISES {
+                break;
+            }
+        }
+        found.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        found
+    }
+
     /// Whether the relaxation of a tiling has a solution for a budget.
     pub(crate) fn runs_may_be_within(&self, budget: Bytes) -> bool {
-        self.tilings().iter().any(|tiling| tiling.lowest <= budget)
+        self.tilings().any(|tiling| exact::is_feasible(&tiling.problem, budget.0))
     }
 
     /// What decides about a run that was planned.
     pub(crate) fn planned_run(&self, region: RegionId) -> Option<Arc<Candidate>> {
-        self.tilings.get()?.iter().find_map(|tiling| tiling.candidate(region))
+        let made = self.tilings.get()?.iter().filter_map(|slot| slot.tiling.get()?.as_ref());
+        made.into_iter().find_map(|tiling| tiling.candidate(region))
     }
 
     /// Time of all operators of forward.
@@ -155,15 +196,18 @@ impl Problem {
         forward.map(|(id, _)| self.costs.time(id).0).sum()
     }
 
-    fn tilings(&self) -> &[Tiling] {
-        self.tilings.get_or_init(|| {
+    /// By length of the runs, the shortest first.
+    fn tilings(&self) -> impl Iterator<Item = &Tiling> {
+        let slots = self.tilings.get_or_init(|| {
             if !self.limits.runs {
                 return Vec::new();
             }
             let chains = long_chains(&self.trace);
             let longest = chains.iter().map(Vec::len).max().unwrap_or(0);
-            lengths(longest).filter_map(|length| Tiling::new(self, tiles(&chains, length))).collect()
-        })
+            let slot = |length| Slot { runs: tiles(&chains, length), tiling: OnceLock::new() };
+            lengths(longest).map(slot).collect()
+        });
+        slots.iter().filter_map(|slot| slot.tiling.get_or_init(|| Tiling::new(self, slot.runs.clone())).as_ref())
     }
 }
 
@@ -235,18 +279,24 @@ impl Credit {
     /// No plan within a budget takes less; a plan that takes `known` is within it.
     fn bound(&self, problem: &Problem, budget: Bytes, known: Millis) -> Millis {
         let all: u64 = self.parts.iter().map(|(bytes, _)| bytes).sum();
+        // By step: what plans take at least that free so many bytes, and the budget of the plans of single calls that they become.
+        let step = |step: u64| {
+            let to = if step + 1 == CREDIT_STEPS { all } else { all / CREDIT_STEPS * (step + 1) };
+            (self.time(all / CREDIT_STEPS * step), budget.0.saturating_add(to))
+        };
+        let cheap = (0..CREDIT_STEPS).map(step).take_while(|(time, _)| *time < known.0);
+        // Where no plan of single calls is within so much, none with runs frees so little.
+        let quick =
+            cheap.filter_map(|(time, budget)| Some((exact::quick_bound(problem, budget)? + time, time, budget)));
+        let mut steps: Vec<(f64, f64, u64)> = quick.collect();
+        steps.sort_by(|(a, ..), (b, ..)| a.total_cmp(b));
+        // Only the least counts: it is worked out where the quick bound is below it.
         let mut bound = known.0;
-        for step in 0..CREDIT_STEPS {
-            let (from, to) = (
-                all / CREDIT_STEPS * step,
-                if step + 1 == CREDIT_STEPS { all } else { all / CREDIT_STEPS * (step + 1) },
-            );
-            let time = self.time(from);
-            if time >= bound {
+        for (quick, time, budget) in steps {
+            if quick >= bound {
                 break;
             }
-            // Where no plan of single calls is within so much, none with runs frees so little.
-            if let Some(single) = problem.lower_bound(Bytes(budget.0.saturating_add(to))) {
+            if let Some(single) = problem.lower_bound(Bytes(budget)) {
                 bound = bound.min(single.0 + time);
             }
         }

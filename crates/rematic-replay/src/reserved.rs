@@ -129,6 +129,9 @@ impl<'a> Occupancy<'a> {
     fn step(&mut self, schedule: &Schedule<'_>) -> Result<(), AllocatorError> {
         self.allocator.reset_peaks();
         let end = schedule.replay(self);
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
         self.hand_over(&end);
         self.failed.take().map_or(Ok(()), Err)
     }
@@ -308,6 +311,10 @@ impl Occupancy<'_> {
 
 impl Observer for Occupancy<'_> {
     fn observe(&mut self, action: Action, ledger: &Ledger) {
+        if self.failed.is_some() {
+            // The step is over: what would come then is not asked for.
+            return;
+        }
         match action {
             Action::Launch(ran) => self.launch(ran, ledger),
             Action::Run(ran) => self.ran(ran),

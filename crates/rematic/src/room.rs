@@ -42,6 +42,8 @@ pub(crate) struct Fitting<'a> {
     just: Option<Kept>,
     questions: usize,
     effort: Effort,
+    /// Whether nothing more is asked about a plan than whether it fits.
+    only_fits: bool,
 }
 
 /// A plan with its budget and what the step takes under it.
@@ -87,7 +89,7 @@ enum Tried {
 impl<'a> Fitting<'a> {
     pub(crate) fn new(study: &'a Study, problem: &'a Problem, searches: Searches, effort: Effort) -> Self {
         let room = study.target.room();
-        Fitting { study, problem, searches, room, best: None, just: None, questions: 0, effort }
+        Fitting { study, problem, searches, room, best: None, just: None, questions: 0, effort, only_fits: false }
     }
 
     /// The cheapest plan found under which PyTorch's allocator need not empty its cache; if there is none, the cheapest
@@ -119,7 +121,7 @@ impl<'a> Fitting<'a> {
         const GREEDY: Searches = Searches { asked: &[Problem::quick_greedy], last: Problem::quick_greedy };
         const QUICK: Searches = Searches { asked: &[Problem::quick], last: Problem::quick };
         let (study, problem, room) = (self.study, self.problem, self.room);
-        let is_plain = study.memory().is_some_and(Memory::fits);
+        let is_plain = !study.is_far_too_large() && study.memory().is_some_and(Memory::fits);
         if !is_plain && !problem.may_be_within(room) {
             return None;
         }
@@ -129,7 +131,7 @@ impl<'a> Fitting<'a> {
         }
         let highest = room.0.min(problem.baseline().peak.0.saturating_sub(1));
         let lowest = found.outcome.solution.replayed.peak.0.min(highest);
-        let mut quick = Fitting::new(study, problem, QUICK, Effort::Verdict);
+        let mut quick = Fitting { only_fits: true, ..Fitting::new(study, problem, QUICK, Effort::Verdict) };
         for part in 0..BETWEEN {
             quick.ask(Bytes(lowest + (highest - lowest) / BETWEEN * part));
             if quick.is_enough() {
@@ -145,8 +147,8 @@ impl<'a> Fitting<'a> {
     }
 
     fn search(mut self) -> Found {
-        let plain = self.problem.unplanned();
-        if let Tried::Fits(_) = self.look(self.room, Outcome { verdict: Verdict::Fits, solution: plain }) {
+        let plain = Outcome { verdict: Verdict::Fits, solution: self.problem.unplanned() };
+        if !self.study.is_far_too_large() && matches!(self.look(self.room, plain), Tried::Fits(_)) {
             return self.chosen(None);
         }
         // Tensors alone may not take more than there is, or than they do.
@@ -165,6 +167,10 @@ impl<'a> Fitting<'a> {
                 }
                 Tried::Exceeds(_) => {
                     let least = (self.searches.asked[0])(self.problem, Bytes(1)).solution;
+                    if least.replayed.peak <= self.room {
+                        let outcome = Outcome { verdict: Verdict::Planned, solution: least.clone() };
+                        self.look(least.replayed.peak, outcome);
+                    }
                     return self.others(least, highest);
                 }
                 Tried::Least(least) => return self.others(least, highest),
@@ -191,13 +197,13 @@ impl<'a> Fitting<'a> {
         self.chosen(None)
     }
 
-    /// Looks at some plans between the lowest peak and all that there is, since one of them may reserve less.
+    /// Looks at some plans between the lowest peak, which was looked at, and all that there is, since one of them may reserve less.
     fn others(mut self, least: Solution, highest: Bytes) -> Found {
         let low = least.replayed.peak;
         if low > self.room {
             return self.chosen(Some(least));
         }
-        self.look(low, Outcome { verdict: Verdict::Planned, solution: least.clone() });
+        self.only_fits = true;
         for part in 1..OTHERS {
             let between = highest.0.saturating_sub(low.0) / OTHERS * part;
             if self.is_enough() {
@@ -234,7 +240,14 @@ impl<'a> Fitting<'a> {
 
     /// Runs a plan through the allocator, and keeps it if it is the cheapest so far.
     fn look(&mut self, budget: Bytes, Outcome { verdict, solution }: Outcome) -> Tried {
-        let memory = self.study.memory_under(self.problem, &solution.checkpoints);
+        let memory = if self.only_fits && self.study.is_cuda() {
+            let Some(memory) = self.study.memory_within(self.problem, &solution.checkpoints) else {
+                return Tried::Exceeds(Bytes(0));
+            };
+            Some(memory)
+        } else {
+            self.study.memory_under(self.problem, &solution.checkpoints)
+        };
         let peak = solution.replayed.peak;
         let cheaper = |kept: &Option<Kept>| is_cheaper(&solution, kept);
         match memory.map(|memory| (memory.retries, memory.reserved)) {

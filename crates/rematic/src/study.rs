@@ -35,6 +35,8 @@ pub struct Study {
     pub(crate) limits: Limits,
     problem: OnceLock<Problem>,
     statistics: OnceLock<Statistics>,
+    /// What tensors take at most in the step as it is.
+    plain_peak: OnceLock<Bytes>,
     scratch: OnceLock<Scratch>,
     memory: OnceLock<Option<Memory>>,
     pub(crate) pace: OnceLock<Pace>,
@@ -103,9 +105,9 @@ impl Study {
         if target.asks_for_settings && limits.allocator == Allocator::Cpu {
             return Err(Error::SettingsOnCpu);
         }
-        let (problem, statistics) = (OnceLock::new(), OnceLock::new());
+        let (problem, statistics, plain_peak) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
         let (scratch, memory, pace) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Ok(Study { target, whole, trace, costs, limits, problem, statistics, scratch, memory, pace })
+        Ok(Study { target, whole, trace, costs, limits, problem, statistics, plain_peak, scratch, memory, pace })
     }
 
     /// A step whose statistics are wanted. Torch's tools see calls through module hooks; where times are not torch's, whole
@@ -214,6 +216,22 @@ impl Study {
         }
         let made = || self.target.memory_of(&self.trace, &problem.schedule(checkpoints), self.scratch());
         self.is_cuda().then(made)
+    }
+
+    /// The same, if it fits; nothing for a step on the CPU.
+    pub(crate) fn memory_within(&self, problem: &Problem, checkpoints: &[Checkpoint]) -> Option<Memory> {
+        if checkpoints.is_empty() {
+            return self.memory().copied().filter(Memory::fits);
+        }
+        let schedule = problem.schedule(checkpoints);
+        self.is_cuda().then(|| self.target.memory_within(&self.trace, &schedule, self.scratch())).flatten()
+    }
+
+    /// Whether the step as it is takes so much more than there is that the allocator need not be asked: what an operator
+    /// accumulates into is in use twice at most.
+    pub(crate) fn is_far_too_large(&self) -> bool {
+        let peak = self.plain_peak.get_or_init(|| Timeline::replay(&self.trace, self.allocator()).peak().total());
+        peak.0 / 2 > self.target.room().0
     }
 
     /// What other settings of PyTorch's allocator would make of the step; nothing for a step on the CPU.

@@ -187,22 +187,39 @@ impl Target {
 
     /// As [`Target::memory`], for the step as it is scheduled.
     pub(crate) fn memory_of(&self, trace: &StepTrace, schedule: &Schedule<'_>, scratch: &Scratch) -> Memory {
-        let (context, usable) = (context(self.ranks), self.device.usable);
-        let card = Card { taken: context.0, ..Card::with_memory(usable.0) };
-        let (found, fits) = match Reserved::new(trace, schedule, self.settings.clone(), card, scratch) {
-            Ok(found) => (Some(found), true),
-            Err(_) => {
-                let settings = Settings { memory_fraction: 1.0, ..self.settings.clone() };
-                let found = Reserved::new(trace, schedule, settings, Card::with_memory(UNLIMITED.0), scratch);
-                (found.ok(), false)
-            }
-        };
+        self.memory_within(trace, schedule, scratch).unwrap_or_else(|| {
+            let settings = Settings { memory_fraction: 1.0, ..self.settings.clone() };
+            let found = Reserved::new(trace, schedule, settings, Card::with_memory(UNLIMITED.0), scratch);
+            Memory { retries: None, ..self.memory_from(trace, found.ok()) }
+        })
+    }
+
+    /// The same, if it fits.
+    pub(crate) fn memory_within(
+        &self,
+        trace: &StepTrace,
+        schedule: &Schedule<'_>,
+        scratch: &Scratch,
+    ) -> Option<Memory> {
+        let card = Card { taken: context(self.ranks).0, ..Card::with_memory(self.device.usable.0) };
+        let found = Reserved::new(trace, schedule, self.settings.clone(), card, scratch).ok()?;
+        Some(self.memory_from(trace, Some(found)))
+    }
+
+    fn memory_from(&self, trace: &StepTrace, found: Option<Reserved>) -> Memory {
         let (allocated, reserved, retries) = found.map_or((u64::MAX, u64::MAX, 0), |found| {
             (found.counters.allocated.peak, found.counters.reserved.peak, found.counters.retries)
         });
-        let (allocated, reserved) = (Bytes(allocated), Bytes(reserved));
-        let (room, ranks, has_buffers) = (self.room(), self.ranks, !trace.collectives().is_empty());
-        Memory { allocated, reserved, context, usable, room, ranks, has_buffers, retries: fits.then_some(retries) }
+        Memory {
+            allocated: Bytes(allocated),
+            reserved: Bytes(reserved),
+            context: context(self.ranks),
+            usable: self.device.usable,
+            room: self.room(),
+            ranks: self.ranks,
+            has_buffers: !trace.collectives().is_empty(),
+            retries: Some(retries),
+        }
     }
 
     /// What of the device is left for PyTorch's allocator, or what it is allowed of it.

@@ -118,6 +118,11 @@ impl<'a> Candidates<'a> {
         Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds }
     }
 
+    /// The regions of the step.
+    pub(crate) fn regions(&self) -> &'a Regions {
+        self.regions
+    }
+
     fn inside<'b>(&'b self, region: &'b Region) -> Inside<'b> {
         let next = self.exits.partition_point(|exit| *exit <= region.events.end);
         let next_exit = self.exits.get(next).copied().unwrap_or(usize::MAX).min(region.trigger);

@@ -194,6 +194,9 @@ impl<'a> Bench<'a> {
 impl Study {
     /// Whether the device has what the step takes.
     pub(crate) fn fits_as_it_is(&self) -> bool {
+        if self.is_far_too_large() {
+            return false;
+        }
         match self.memory() {
             Some(memory) => memory.fits(),
             None => self.statistics().timeline.peak().total() <= self.room(),
