@@ -179,6 +179,33 @@ def test_what_is_changed_before_it_has_left_is_an_error(llama: Case, applied: tu
         llama.step(llama.optimizer())
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def test_a_model_of_a_few_layers_moves_too() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(Block() for _ in range(8)), nn.Linear(32, 128)), torch.randn(256, 32)
+    trace = rematic.capture(model, x, loss=loss_of, device="cpu", optimizer=sgd)
+    plan = rematic.plan(trace, int(0.8 * trace.peak()), host_memory="1GiB", host_bandwidth=FAST)
+    assert plan.offload_bytes > 0
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        loss_of(model(x)).backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    expected = gradients()
+    rematic.apply(model, plan)
+    assert all(torch.equal(*pair) for pair in zip(gradients(), expected, strict=True))
+    assert host_of(model).sent == plan.offload_bytes
+
+
 def test_bad_options(llama: Case) -> None:
     budget = int(0.6 * llama.trace.peak())
     for options, words in [

@@ -137,7 +137,11 @@ impl Problem {
     /// The layers, with what each can move.
     fn layers(&self) -> Vec<Layer> {
         let movable = Movable::new(&self.trace);
-        let nodes = outermost(self);
+        let mut nodes = outermost(self);
+        // A model of a few layers counts as one itself, and backward begins with it.
+        if let [whole] = nodes[..] {
+            nodes = self.children(whole);
+        }
         let alone: Vec<Checkpoint> =
             nodes.iter().map(|&node| Checkpoint::new(self.nodes[node].region, Vec::new())).collect();
         let moves = Moves::new(&self.regions, &alone);
@@ -156,6 +160,12 @@ impl Problem {
             layers.push(Layer { node, capacity: (time / per_byte).min(all as f64), items });
         }
         layers
+    }
+
+    /// The nodes right inside a node.
+    fn children(&self, node: usize) -> Vec<usize> {
+        let next = |inner: &usize| self.nodes.get(*inner).map(|inner| inner.next);
+        std::iter::successors(Some(node + 1), next).take_while(|&inner| inner < self.nodes[node].next).collect()
     }
 
     fn movables(&self, movable: &Movable, node: usize) -> Vec<Movables> {
@@ -308,10 +318,8 @@ impl Problem {
             return;
         }
         if planned.iter().any(|ops| ops.start < end && start < ops.end) {
-            let mut inner = node + 1;
-            while inner < self.nodes[node].next {
+            for inner in self.children(node) {
                 self.cover(easing, inner, planned, checkpoints);
-                inner = self.nodes[inner].next;
             }
             return;
         }

@@ -1,7 +1,8 @@
 //! Runs: calls of modules beside each other that follow one another directly, seen as one region.
 //!
 //! A run can be made again from its calls alone. So no operator of the module around them lies between them, and what a later
-//! call is given of what an earlier one made is among the outputs of that one. Calls of modules without children count too.
+//! call is given or finds elsewhere of what an earlier one made is among the outputs of that one. Calls of modules without children
+//! count too.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -37,7 +38,15 @@ pub fn chains(trace: &StepTrace) -> Vec<Chain> {
     let mut next_op = 0;
     for &event in trace.events() {
         match event {
-            Event::Op(op) => next_op = op.index() + 1,
+            Event::Op(op) => {
+                next_op = op.index() + 1;
+                for read in trace.inputs(trace.op(op)) {
+                    let birth = trace.storages().get(read.storage).and_then(|storage| storage.birth);
+                    if let Some(birth) = birth {
+                        open.iter_mut().for_each(|around| around.read(read.storage, birth.index()));
+                    }
+                }
+            }
             Event::Enter(call) => {
                 if let Some(around) = open.last_mut() {
                     around.enter(trace, call, next_op, &mut chains);
@@ -47,8 +56,7 @@ pub fn chains(trace: &StepTrace) -> Vec<Chain> {
             Event::Exit(call) => {
                 chains.extend(open.pop().map(|links| links.calls).filter(|chain| chain.len() > 1));
                 if let Some(around) = open.last_mut() {
-                    around.ops_end = next_op;
-                    around.made.extend(&trace.call(call).outputs);
+                    around.exit(trace, call, next_op, &mut chains);
                 }
             }
             _ => {}
@@ -83,6 +91,10 @@ struct Links {
     /// The operators of the chain so far.
     ops_start: usize,
     ops_end: usize,
+    /// Where the last of its calls begins.
+    last_start: usize,
+    /// Whether that call reads what an earlier one made and did not return.
+    reads_inside: bool,
     /// The outputs of its calls.
     made: HashSet<StorageId>,
 }
@@ -97,12 +109,33 @@ impl Links {
         let is_linked = self.ops_end == next_op
             && given.inputs.iter().chain(&given.keywords).filter(is_made).all(|storage| self.made.contains(storage));
         if !is_linked || self.calls.is_empty() {
-            let chain = std::mem::take(&mut self.calls);
-            chains.extend(Some(chain).filter(|chain| chain.len() > 1));
-            self.made.clear();
-            self.ops_start = next_op;
+            self.begin_anew(next_op, chains);
         }
         self.calls.push(call);
+        (self.last_start, self.reads_inside) = (next_op, false);
+    }
+
+    /// An operator of the last call reads a storage.
+    fn read(&mut self, storage: StorageId, birth: usize) {
+        self.reads_inside |= (self.ops_start..self.last_start).contains(&birth) && !self.made.contains(&storage);
+    }
+
+    fn exit(&mut self, trace: &StepTrace, call: CallId, next_op: usize, chains: &mut Vec<Chain>) {
+        if self.reads_inside {
+            self.calls.pop();
+            self.begin_anew(self.last_start, chains);
+            self.calls.push(call);
+            self.reads_inside = false;
+        }
+        self.ops_end = next_op;
+        self.made.extend(&trace.call(call).outputs);
+    }
+
+    fn begin_anew(&mut self, next_op: usize, chains: &mut Vec<Chain>) {
+        let chain = std::mem::take(&mut self.calls);
+        chains.extend(Some(chain).filter(|chain| chain.len() > 1));
+        self.made.clear();
+        self.ops_start = next_op;
     }
 }
 

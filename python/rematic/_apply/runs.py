@@ -172,6 +172,9 @@ class Repeat:
         self.calls: list[tuple[Any, Snapshot, Returned]] = []
 
     def __call__(self, *_: Tensor) -> None:
+        # Before the first of them: what one changes in place and is handed back counts as changed, as if it were changed again.
+        for _forward, snapshot, _returned in self.calls:
+            snapshot.look_for_changes()
         try:
             for at, (forward, snapshot, returned) in enumerate(self.calls):
                 self._call(forward, snapshot, returned)

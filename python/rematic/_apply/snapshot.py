@@ -358,16 +358,18 @@ class Snapshot:
     def suspect(self, args: Any, kwargs: Any) -> str | None:
         """What an operator that runs again would read and must not, if anything is suspected."""
         found = (self.suspects.get(tensor.untyped_storage()._cdata) for tensor in _tensors((args, kwargs)))
-        return next((wrong for wrong in found if wrong is not None), None)
+        return next(filter(None, found), None)
+
+    def look_for_changes(self) -> None:
+        """What was changed in place since the first run must not be read."""
+        self.suspects.clear()
+        for kept, tensor in ((kept, kept.get()) for kept in [*self._read, *self._buffers]):
+            if tensor is not None and _version(tensor) != kept.version:
+                self.suspects[tensor.untyped_storage()._cdata] = f"{kept}, which was changed in place since"
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[tuple[list[Any], dict[str, Any]]]:
         """While it is entered, everything is as it was. Gives the arguments."""
-        self.suspects.clear()
-        for kept in [*self._read, *self._buffers]:
-            tensor = kept.get()
-            if tensor is not None and _version(tensor) != kept.version:
-                self.suspects[tensor.untyped_storage()._cdata] = f"{kept}, which was changed in place since"
         again = Again(self.suspects)
         present: list[tuple[Space, Any, dict[Any, Any]]] = []
         with self._settings.restored(), _trained(self._trained):
@@ -378,10 +380,8 @@ class Snapshot:
                         state = space.read(target)
                         present.append((space, target, state))
                         space.write(target, _before(space.was, state, again))
-                yield (
-                    [decoded(value, again) for value in self._args],
-                    {name: decoded(value, again) for name, value in self._kwargs.items()},
-                )
+                keywords = {name: decoded(value, again) for name, value in self._kwargs.items()}
+                yield [decoded(value, again) for value in self._args], keywords
             finally:
                 for space, target, state in reversed(present):
                     space.write(target, state)
@@ -433,6 +433,7 @@ class Call:
             # They must not outlive the call: a list goes on to grow.
             self._given = None
             return run_forward(self._forward, args, kwargs)
+        self._snapshot.look_for_changes()
         with self._snapshot.restored() as (again, keywords):
             return run_forward(self._forward, again, keywords)
 
