@@ -253,7 +253,7 @@ impl Problem {
         let mut aim = budget;
         let mut best: Option<Solution> = None;
         for _ in 0..AIMS {
-            let planned = eased.quick(aim);
+            let planned = eased.beside_moves(aim);
             if planned.verdict == Verdict::Infeasible {
                 break;
             }

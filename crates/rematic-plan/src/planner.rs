@@ -59,6 +59,8 @@ const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, proof: 1_000_000, t
 const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 20_000, tilings: 3 };
 /// For a question whose answer only leads on.
 const QUICK: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 0, tilings: 1 };
+/// For what is planned beside outputs that are moved: without a proof, but all aims are tried.
+const BESIDE_MOVES: Effort = Effort { changes: 6_000, enough: 0.0, proof: 0, tilings: 1 };
 /// The part of a proof that is tried before the search: it often finds the best plan and shows that it is.
 const FIRST_PROOF: usize = 4;
 /// From a plan so near to the bound, as a share, the search finds what other aims would.
@@ -81,6 +83,11 @@ impl Problem {
     #[must_use]
     pub fn quick(&self, budget: Bytes) -> Outcome {
         self.exact_with(budget, QUICK)
+    }
+
+    /// Plans what is recomputed beside outputs that are moved to the host.
+    pub(crate) fn beside_moves(&self, budget: Bytes) -> Outcome {
+        self.exact_with(budget, BESIDE_MOVES)
     }
 
     /// Whether the relaxation has a solution for a budget: where it has none, no plan is within it.
@@ -194,7 +201,7 @@ impl Problem {
         let mut best = self.tightened(budget, budget, Pricing::Low, relaxed);
         let as_aimed = best.as_ref().is_some_and(|(_, found)| found.recompute.0 <= aimed * (1.0 + SAME));
         // What a quick search may make of it is enough too.
-        let enough = if effort == WHOLE { effort.enough } else { effort.enough.max(SEARCHABLE) };
+        let enough = if effort.enough > 0.0 { effort.enough.max(SEARCHABLE) } else { 0.0 };
         let is_enough = |(_, found): &(_, Replayed)| found.recompute.0 <= lower_bound.0 + enough * found.recompute.0;
         if as_aimed && !rough || best.as_ref().is_some_and(is_enough) {
             return best.map(promise);
