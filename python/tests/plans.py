@@ -86,9 +86,9 @@ class Cast(nn.Module):
 X = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
-def whole(model: nn.Module, *args: Any, only: str = "layers.*") -> rematic.Plan:
+def whole(model: nn.Module, *args: Any, only: str = "layers.*", optimizer: Any = False) -> rematic.Plan:
     """A plan that recomputes all of some modules, at each of their calls that needs a gradient."""
-    document = json.loads(capture(model, *args, device="cpu", optimizer=False))
+    document = json.loads(capture(model, *args, device="cpu", optimizer=optimizer))
     regions = [region for region in calls_of(document) if fnmatch(region["module"].partition(".")[2], only)]
     assert regions
     return plan_of(document, [region for region in regions if not any(is_inside(region, other) for other in regions)])

@@ -128,7 +128,7 @@ def test_a_graph_that_is_thrown_away_is_there_again_while_its_region_runs_again(
     torch.manual_seed(0)
     model, x = Coding(late), torch.randn(ROWS, WIDTH)
     trace = rematic.capture(model, x, device="cpu", optimizer=sgd)
-    plan = whole(model, x, only="codes")
+    plan = whole(model, x, only="codes", optimizer=sgd)
     promised = rematic.replay(trace, plan).peak
     optimizer = sgd(model.parameters())
 

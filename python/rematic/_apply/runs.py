@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -171,13 +171,13 @@ class Repeat:
         self._again = again
         self.calls: list[tuple[Any, Snapshot, Returned]] = []
 
-    def __call__(self, *_: Tensor) -> None:
+    def __call__(self, *_anchors: Tensor) -> None:
         # Before the first of them: what one changes in place and is handed back counts as changed, as if it were changed again.
-        for _forward, snapshot, _returned in self.calls:
-            snapshot.look_for_changes()
+        for _, found, _ in self.calls:
+            found.look_for_changes()
         try:
-            for at, (forward, snapshot, returned) in enumerate(self.calls):
-                self._call(forward, snapshot, returned)
+            for at, (forward, made, returned) in enumerate(self.calls):
+                self._call(forward, made, returned)
                 for _, _, earlier in self.calls[:at]:
                     if earlier.needed_by <= at:
                         earlier.tensors = []
@@ -193,22 +193,23 @@ class Repeat:
 
 def _switched() -> tuple[Any, ...]:
     """What operators go by besides what they are given, and checkpointing puts back as it was where it began."""
-    devices = ("cpu", torch.accelerator.current_accelerator().type) if _has_accelerator() else ("cpu",)
+    devices = ("cpu", *_accelerators())
     autocast = tuple((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices)
     return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_cache_enabled(), autocast)
 
 
-def _has_accelerator() -> bool:
+def _accelerators() -> tuple[str, ...]:
+    """The type of the machine's accelerator, if there is one."""
     accelerator: Any = getattr(torch, "accelerator", None)
-    return accelerator is not None and accelerator.is_available()
+    return (accelerator.current_accelerator().type,) if accelerator is not None and accelerator.is_available() else ()
 
 
-def _checkpointed(repeat: Repeat, contexts: Callable[[], Any], devices: list[Tensor]) -> Iterator[None]:
+def _checkpointed(repeat: Repeat, contexts: Callable[[], Any], devices: list[Tensor]) -> Generator[None, None, None]:
     """Checkpoints from its first step to its second."""
     settings = {"preserve_rng_state": False, "context_fn": contexts}
     given = inspect.signature(_between).parameters.values()
     named = [one for one in given if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD][1:]
-    found: Iterator[None] = _between(repeat, *(settings.get(one.name, one.default) for one in named), *devices)
+    found: Generator[None, None, None] = _between(repeat, *(settings.get(one.name, one.default) for one in named), *devices)
     return found
 
 
