@@ -26,6 +26,9 @@ def auto(
     loss: Callable[[Any], Tensor] | None = None,
     optimizer: OptimizerChoice = None,
     world_size: int = 1,
+    runs: bool = True,
+    host_memory: int | str | None = None,
+    host_bandwidth: float | str | None = None,
     variants: Sequence[Any] | None = None,
     eval_mode: bool = False,
     audit: int = AUDITED_STEPS,
@@ -36,7 +39,7 @@ def auto(
     `device` is a name of `rematic devices`, or torch's; by default, and with "cuda", this machine's GPU, and "h100" without
     one. With "cpu" the step is captured as the CPU runs it. Without a budget, what PyTorch's allocator reserves has to fit the
     device; the CPU needs one. `loss` and `optimizer` are those of `capture`, `world_size` that of `plan`: devices among which parameters, gradients
-    and optimizer state are spread; `audit` is that of `apply`. A model in evaluation mode is refused, unless `eval_mode` says
+    and optimizer state are spread; `runs`, `host_memory` and `host_bandwidth` are those of `plan`, and `audit` that of `apply`. A model in evaluation mode is refused, unless `eval_mode` says
     that it trains like this. A step that fits as it is has a plan without regions, and nothing is applied. Raises
     `Infeasible` if no plan meets the budget.
 
@@ -56,7 +59,8 @@ def auto(
         name: functools.partial(capture, model, *given, loss=loss, optimizer=optimizer, eval_mode=eval_mode, **named)
         for name, (given, named) in calls_of(model, args, kwargs, variants).items()
     }
-    return make_follow(model, captures, budget=budget, device=device, world_size=world_size, audit=audit)
+    limits = {"runs": runs, "host_memory": host_memory, "host_bandwidth": host_bandwidth}
+    return make_follow(model, captures, budget=budget, device=device, world_size=world_size, audit=audit, **limits)
 
 
 def make_follow(
@@ -67,10 +71,11 @@ def make_follow(
     device: Any,
     world_size: int = 1,
     audit: int = AUDITED_STEPS,
+    **limits: Any,
 ) -> Plan:
     """Plans for the steps that are captured, each a variant by its name, and applies the plan.
 
-    A capture takes the device whose operators run.
+    A capture takes the device whose operators run; `limits` are those of `plan`.
     """
     kind = "cuda" if device is None else kind_of(device)
     sheet = device
@@ -91,6 +96,6 @@ def make_follow(
         if content not in known:
             known.add(content)
             traces[name] = trace
-    plan = make_plan(traces, budget, device=sheet, world_size=world_size, usable=usable)
+    plan = make_plan(traces, budget, device=sheet, world_size=world_size, usable=usable, **limits)
     apply(model, plan, audit=audit)
     return plan

@@ -227,3 +227,23 @@ def test_a_compiled_model_refuses_it(llama: Case, applied: tuple[rematic.Plan, H
     compiled = torch.compile(llama.model, backend="eager")
     with pytest.raises(Exception, match="which a compiled model cannot; plan without host_memory"):
         compiled(*llama.args, **llama.kwargs)
+
+
+def test_auto_takes_what_plan_takes() -> None:
+    blocks = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(12)]
+    x = torch.randn(512, 64)
+    settings: dict[str, Any] = {"device": "cpu", "loss": loss_of, "optimizer": sgd}
+    # Of modules without children only runs can be checkpointed.
+    flat = nn.Sequential(*(module for block in blocks for module in block))
+    budget = int(0.7 * rematic.capture(flat, x, **settings).peak())
+    assert '"then"' in rematic.auto(flat, x, budget=budget, **settings).to_json()
+    rematic.remove(flat)
+    with pytest.raises(rematic.Infeasible):
+        rematic.auto(flat, x, budget=budget, runs=False, **settings)
+    model = nn.Sequential(*blocks)
+    trace = rematic.capture(model, x, **settings)
+    plan = rematic.auto(model, x, budget=int(0.8 * trace.peak()), host_memory="1GiB", host_bandwidth=FAST, **settings)
+    assert '"offload"' in plan.to_json()
+    rematic.remove(model)
+    with pytest.raises(rematic.RematicError, match="is not a size"):
+        rematic.auto(model, x, budget=budget, host_memory="lots", **settings)
