@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from rematic._auto import auto
     from rematic._capture.errors import CaptureError, UnknownValue
     from rematic._capture.step import capture, capture_step
-    from rematic._chunked_loss import chunked_loss
     from rematic._cluster import cluster
+    from rematic._loss.function import chunked_loss
     from rematic._shard import shard
 
 # What needs PyTorch is imported when it is first asked for.
@@ -67,7 +67,7 @@ _WITH_TORCH = {
     "UnknownValue": "rematic._capture.errors",
     "capture": "rematic._capture.step",
     "capture_step": "rematic._capture.step",
-    "chunked_loss": "rematic._chunked_loss",
+    "chunked_loss": "rematic._loss.function",
     "cluster": "rematic._cluster",
     "remove": "rematic._apply.wrapping",
     "shard": "rematic._shard",

@@ -15,6 +15,7 @@ from rematic._capture.step import OptimizerChoice, capture
 from rematic._core import Plan, PlanError, Trace
 from rematic._core import plan as make_plan
 from rematic._device import DEFAULT, device_of, gpu, is_torch_name, kind_of, torch_index
+from rematic._loss.kinds import LossKind, function_and_kind
 from rematic._model.follower import check_free
 
 
@@ -23,7 +24,8 @@ def auto(
     *args: Any,
     budget: int | str | None = None,
     device: Any = None,
-    loss: Callable[[Any], Tensor] | None = None,
+    loss: Callable[[Any], Tensor] | LossKind | None = None,
+    loss_kind: LossKind | None = None,
     optimizer: OptimizerChoice = None,
     world_size: int = 1,
     runs: bool = True,
@@ -39,7 +41,8 @@ def auto(
     `device` is a name of `rematic devices`, or torch's; by default, and with "cuda", this machine's GPU, and "h100" without
     one. With "cpu" the step is captured as the CPU runs it. Without a budget, what PyTorch's allocator reserves has to fit the
     device; the CPU needs one. `loss` and `optimizer` are those of `capture`, `world_size` that of `plan`: devices among which parameters, gradients
-    and optimizer state are spread; `runs`, `host_memory` and `host_bandwidth` are those of `plan`, and `audit` that of `apply`. A model in evaluation mode is refused, unless `eval_mode` says
+    and optimizer state are spread; `loss_kind`, or a word as `loss`, says how the cross-entropy of the last layer is computed: "plain"
+    (the default), "chunked", or "auto" for the one with which the planned step is faster; `runs`, `host_memory` and `host_bandwidth` are those of `plan`, and `audit` that of `apply`. A model in evaluation mode is refused, unless `eval_mode` says
     that it trains like this. A step that fits as it is has a plan without regions, and nothing is applied. Raises
     `Infeasible` if no plan meets the budget.
 
@@ -55,11 +58,12 @@ def auto(
             "that the plan would not fit the training; call model.train() before rematic.auto, or give eval_mode=True if "
             "it trains like this"
         )
+    loss, kind = function_and_kind(loss, loss_kind)
     captures = {
-        name: functools.partial(capture, model, *given, loss=loss, optimizer=optimizer, eval_mode=eval_mode, **named)
+        name: functools.partial(capture, model, *given, loss=loss, loss_kind=kind, optimizer=optimizer, eval_mode=eval_mode, **named)
         for name, (given, named) in calls_of(model, args, kwargs, variants).items()
     }
-    limits = {"runs": runs, "host_memory": host_memory, "host_bandwidth": host_bandwidth}
+    limits = {"loss": kind if kind == "auto" else None, "runs": runs, "host_memory": host_memory, "host_bandwidth": host_bandwidth}
     return make_follow(model, captures, budget=budget, device=device, world_size=world_size, audit=audit, **limits)
 
 
@@ -91,8 +95,9 @@ def make_follow(
     traces: dict[str, Trace] = {}
     known: set[bytes] = set()
     for name, captured in captures.items():
-        trace = captured(device=kind)
+        trace = captured(device=kind if kind == "cpu" else sheet)
         content = trace.to_bytes()
+        # Equal steps are one variant.
         if content not in known:
             known.add(content)
             traces[name] = trace

@@ -9,6 +9,7 @@ _Size: TypeAlias = int | str
 _Layout: TypeAlias = tuple[str, list[int], list[int]]
 _Allocator: TypeAlias = Literal["cuda", "cpu"]
 _Cost: TypeAlias = Literal["physical", "torch", "measured"]
+_Loss: TypeAlias = Literal["plain", "chunked", "auto"]
 _Patterns: TypeAlias = str | Sequence[str]
 
 __version__: str
@@ -102,6 +103,7 @@ class Trace:
         ]
         | None = None,
         attention: Literal["auto", "flash", "efficient", "math"] | None = None,
+        device: Any = None,
         layers: int | None = None,
         dropout: float | None = None,
         dim: int | None = None,
@@ -115,15 +117,21 @@ class Trace:
         lora_targets: str | Sequence[str] | None = None,
         lora_alpha: float | None = None,
         freeze: str | Sequence[str] | None = None,
-        loss: Literal["plain", "chunked"] | None = None,
+        loss: _Loss | None = None,
     ) -> Trace:
         """Traces a built-in model, or the one that a Hugging Face config (a path, or a dict) describes.
 
-        `dtype` is fp32, bf16 or fp16, or torch's own. `tp` is the number of ranks that share the model (tensor parallelism), and
+        `dtype` is fp32, bf16 or fp16, or torch's own. `device` is where it runs: which kernel attention takes follows the card. `tp` is the number of ranks that share the model (tensor parallelism), and
         `tp_rank` which of them it is. `precision` is "mixed" (fp32 parameters, `torch.autocast` in bfloat16), "fp16" (the same in
         float16) or a type for all; `accumulate` the micro-batches of a step; `lora` the rank of PEFT's adapters beside
-        `lora_targets`; `freeze` has patterns for parameters that need no gradient; `loss="chunked"` is `rematic.chunked_loss`.
+        `lora_targets`; `freeze` has patterns for parameters that need no gradient; `loss="chunked"` computes it in parts, as `apply` of a plan does;
+        "auto" traces both, for `plan(trace, loss="auto")`.
         """
+    def beside(self, chunked: Trace | None, refused: str | None = None) -> Trace:
+        """The same step, which knows how it would be with its loss in chunks, or why it cannot be."""
+    @property
+    def chunked(self) -> Trace | None:
+        """The same step with its loss in chunks, where both are known. Files have one step."""
     def save(self, path: _Path) -> None:
         """Writes the trace; a name that ends in `.zst` compresses it."""
     def to_bytes(self, *, compress: bool = False) -> bytes:
@@ -193,6 +201,9 @@ class Region:
     @property
     def offloaded(self) -> list[int]:
         """The positions of those whose outputs lie on the host between forward and backward."""
+    @property
+    def skipped(self) -> list[int]:
+        """The positions of those that do not run again, as nothing reads what they make."""
     @property
     def offload_bytes(self) -> int:
         """Bytes that go to the host, and come back."""
@@ -309,6 +320,9 @@ class Plan:
     @property
     def stall_ms(self) -> float:
         """How long the device waits for these copies."""
+    @property
+    def loss(self) -> tuple[str, int] | None:
+        """The layer whose loss is computed in chunks, by its path in the model, and how many; None if the loss is as the model computes it."""
     @property
     def lower_bound_ms(self) -> float:
         """The bound of the planner's model."""
@@ -460,6 +474,7 @@ def plan(
     usable: _Size | None = None,
     host_memory: _Size | None = None,
     host_bandwidth: float | str | None = None,
+    loss: _Loss | None = None,
 ) -> Plan:
     """Finds what to drop and recompute so that the step fits a budget, at the least extra time.
 
@@ -476,6 +491,10 @@ def plan(
 
     With `host_memory`, outputs may also be moved to pinned memory of the host and back, in at most so much of it;
     `host_bandwidth` is what copies reach, in GB/s of one direction, by default by the device's data sheet.
+
+    `loss` is for a trace that was made with loss="auto", and knows its step with the plain loss and with one that is computed in
+    chunks: "plain", "chunked", or "auto" for the one with which the planned step is faster. Sums are taken in another order, so that
+    gradients are equal up to rounding.
     """
 
 def curve(
@@ -569,6 +588,9 @@ def replay(
 
 def devices() -> list[str]:
     """The names of the known devices."""
+
+def card_kind(name: str, capability: int | None = None) -> str:
+    """The kind of card that a device of that name is, or one of that compute capability (80 for 8.0)."""
 
 def signatures(trace: Trace) -> list[Signature]:
     """The distinct signatures of a step, in the order in which they run first.

@@ -10,12 +10,14 @@ import re
 import sys
 from typing import Any, Literal, TypeAlias
 
-from rematic._core import DEFAULT_DEVICE, PlanError, RematicError, devices
+from rematic._core import DEFAULT_DEVICE, PlanError, RematicError, card_kind, devices
 
 Kind: TypeAlias = Literal["cuda", "cpu"]
 
 # The data sheet where none is asked for and this machine has no GPU, and the times of a step on the CPU.
 DEFAULT = DEFAULT_DEVICE
+# A card of each kind.
+CARDS = {"before-ampere": "t4", "data-center": "a100-80", "consumer": "rtx-4090"}
 # How drivers call the devices of `rematic devices`; the first that fits counts. The A100 comes in two sizes under
 # names that do not always tell.
 _PRODUCTS = (
@@ -52,6 +54,16 @@ def data_sheet(device: Any) -> tuple[str, bool]:
         return DEFAULT, True
     properties = gpu(index)
     return (DEFAULT if properties is None else device_of(properties.name, properties.total_memory)), False
+
+
+def card_of(device: Any) -> str:
+    """The kind of card whose attention runs on a device: that of this machine's GPU, if torch's name is given."""
+    named = _torch_name(device)
+    if named is None:
+        return card_kind(_plain(device))
+    properties = gpu(named[1]) if named[0] == "cuda" else None
+    capability = None if properties is None else 10 * properties.major + properties.minor
+    return card_kind(DEFAULT, capability)
 
 
 def gpu(index: int | None) -> Any:

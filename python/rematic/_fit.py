@@ -8,6 +8,7 @@ from typing import Any
 
 from rematic import _core
 from rematic._core import Fit, RematicError, Trace
+from rematic._device import CARDS
 
 # What the command calls the fused implementations.
 _FUSED = {name: f"{name}-fused" for name in ("adam", "adamw", "sgd", "sgd-momentum")}
@@ -78,8 +79,8 @@ def _of_model(source: Any, tp: int | None, options: dict[str, Any]) -> _Steps:
     name = str(options.get("optimizer") or "").lower()
     own = name or Trace.model(source, **options).facts.get("optimizer", "")
 
-    def make(batch: int | None, seq: int | None, shared: int, ranks: int, fused: bool) -> Trace:
-        given = dict(options)
+    def make(batch: int | None, seq: int | None, shared: int, ranks: int, fused: bool, card: str | None) -> Trace:
+        given = {**options, "device": CARDS.get(card or "")}
         if fused:
             given["optimizer"] = _FUSED[own]
         return Trace.model(source, batch=batch, seq=seq, tp=shared if shared > 1 else None, **given)
@@ -90,12 +91,13 @@ def _of_model(source: Any, tp: int | None, options: dict[str, Any]) -> _Steps:
 def _of_module(model: Any, inputs: Callable[[int], Any], options: dict[str, Any]) -> _Steps:
     from rematic._capture.step import capture
 
-    def make(batch: int | None, *_: Any) -> Trace:
+    def make(batch: int | None, *rest: Any) -> Trace:
         given = inputs(batch or 1)
+        on = {"device": CARDS.get(rest[-1] or "", "cuda"), **options}
         if isinstance(given, dict):
-            return capture(model, **given, **options)
+            return capture(model, **given, **on)
         arguments = given if isinstance(given, tuple) else (given,)
-        return capture(model, *arguments, **options)
+        return capture(model, *arguments, **on)
 
     return make, (True, False, False, False), False
 

@@ -169,6 +169,21 @@ def test_weights_that_change_before_backward(part: str) -> None:
         loss.backward()
 
 
+@pytest.mark.parametrize("audit", [0, 2])
+def test_weights_that_get_other_memory_before_backward(audit: int) -> None:
+    """Autograd goes on with what it kept; what runs again would read the new."""
+    model = Stack()
+    rematic.apply(model, whole(model, X), audit=audit)
+    loss = model(X).square().mean()
+    weight = model.layers[1].wide.weight
+    weight.data = weight.data.clone()
+    with pytest.raises(rematic.PlanError, match=r"A parameter of `Stack.layers.1`, .* was given other memory \(`.data = ...`\) after"):
+        loss.backward()
+    # Between steps they may.
+    weight.data = weight.data.clone()
+    model(X).square().mean().backward()
+
+
 def test_weights_may_change_after_their_backward() -> None:
     """As optimizers in backward do."""
     model = Stack()

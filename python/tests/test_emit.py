@@ -263,6 +263,14 @@ def test_second_backwards_and_later_changes() -> None:
     with pytest.raises(RuntimeError, match=r"'inner': the output of operator \d+ is saved, but was changed in place since"):
         loss.backward()
 
+    exchanged = Changing()
+    apply(exchanged, whole(exchanged, X, only="inner"))
+    loss = exchanged(X).sum()
+    weight = next(exchanged.parameters())
+    weight.data = weight.data.clone()
+    with pytest.raises(RuntimeError, match=r"'inner': a parameter, of shape .* was given other memory \(`.data = ...`\) after its forward"):
+        loss.backward()
+
     blocks = nn.Sequential(Block(), Block())
     mismatch = apply(blocks, saving(whole(blocks, X, only="?"), "addmm.default"))["PlanMismatch"]
     with pytest.raises(mismatch, match=r"'0': the plan recomputes operator \d+, which changes in place what it saves"):

@@ -133,3 +133,27 @@ def test_what_pytorch_refuses_is_refused(change: Callable[[Model], None], said: 
 def test_mixed_precision_is_for_steps_in_half_types() -> None:
     with pytest.raises(rematic.RematicError, match="computes in fp32"):
         captured(Model()).fsdp(4, mixed=True)
+
+
+class Either(nn.Module):
+    """Two layers, the second of which is left out if its caller says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.sometimes = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, inputs: Tensor, both: bool) -> Tensor:
+        hidden = self.always(inputs)
+        return (self.sometimes(hidden) if both else hidden).sum()
+
+
+def test_micro_batches_with_gradients_of_other_parameters_are_refused() -> None:
+    def accumulated(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for both in (True, False):
+            model(torch.ones(8, 64), both).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trace = rematic.capture_step(accumulated, Either(), torch.optim.SGD, device="cuda")
+    with pytest.raises(rematic.RematicError, match="micro-batches of the step do not have gradients of the same parameters; capture the"):
+        trace.fsdp(2)

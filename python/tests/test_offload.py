@@ -88,7 +88,7 @@ def test_peaks_bytes_and_numbers(case: Case) -> None:
     expected = case.train()
     moved = 0
     for share in (0.6, 0.45):
-        plan, without = case.plan(share), case.plan(share, host_memory=None)
+        plan, without = case.plan(share), case.plan(share, host_memory=None, host_bandwidth=None)
         assert plan.recompute_ms + plan.stall_ms <= without.recompute_ms and without.offload_bytes == 0
         if not plan.offload_bytes:
             continue

@@ -249,7 +249,7 @@ def test_plans_for_other_models_are_refused(small, seed, plan):
 
 def test_plans_that_are_none_are_refused(tmp_path):
     refused(rematic.PlanError, ["the plan is not a plan", "line 1"], rematic.Plan.from_json, "hello")
-    refused(rematic.PlanError, ["version 7", "reads 1 to 4"], rematic.Plan.from_json, '{"format":"rematic-plan","version":7}')
+    refused(rematic.PlanError, ["version 7", "reads 1 to 6"], rematic.Plan.from_json, '{"format":"rematic-plan","version":7}')
     refused(rematic.PlanError, ["cannot read", "none.json"], rematic.Plan.load, tmp_path / "none.json")
 
 

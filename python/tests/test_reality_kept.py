@@ -29,7 +29,9 @@ class Keeping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.sigmoid(torch.tanh(self.wide(x)) * 2)
-        if self.what == "loss":
+        if self.what == "input":
+            self.kept = x.detach()
+        elif self.what == "loss":
             self.kept = h.mean()
         elif self.what == "tensor":
             self.kept = h
@@ -75,7 +77,8 @@ def real_peak(model: Model, x: Tensor) -> int:
         return peaks(step, model, x, set())[0]
 
 
-@pytest.mark.parametrize("what", ["nothing", "loss", "tensor", "detached", "cleared", "unused"])
+@pytest.mark.filterwarnings("error::rematic.RematicWarning")
+@pytest.mark.parametrize("what", ["nothing", "input", "loss", "tensor", "detached", "cleared", "unused"])
 def test_what_modules_keep_is_counted_until_it_is_replaced(what: str) -> None:
     torch.manual_seed(0)
     model, x = Model(what), torch.randn(ROWS, WIDTH)

@@ -13,7 +13,10 @@ import torch
 import rematic
 from adapters import with_adapters
 from canonical import difference, timeline
+from models import DECODER, causal
 from rematic._capture.step import document_of_step as capture
+from rematic._loss.function import CHUNKS
+from rematic._loss.head import Chunked
 from setups import (
     FAMILIES,
     SIZES,
@@ -24,7 +27,6 @@ from setups import (
     config_file,
     frozen,
     step,
-    with_chunked_loss,
     with_lora,
 )
 from test_capture_parity import Stats, unpacked  # noqa: F401
@@ -34,12 +36,17 @@ HALF, SINGLE = torch.bfloat16, torch.float32
 BF16 = ["--dtype", "bf16"]
 MIXED = ["--precision", "mixed"]
 FP32 = ["--dtype", "fp32"]
+FP16 = ["--precision", "fp16"]
+FOREACH = functools.partial(torch.optim.AdamW, foreach=True)
+SGD = functools.partial(torch.optim.SGD, momentum=0.9, fused=True)
 
 
 class Setup:
     """How PyTorch does it, and how the command says it."""
 
     def __init__(self, options: list[str], prepared: Any = None, dtype: Any = SINGLE, optimizer: Any = ADAMW, **loop: Any) -> None:
+        # Whether the loss is computed in chunks, as a plan for it is applied.
+        self.chunked = loop.pop("chunked", False)
         self.options = options
         self.prepared = prepared
         self.dtype = dtype
@@ -49,12 +56,19 @@ class Setup:
 
 SETUPS = {
     "mixed": Setup(MIXED, autocast=HALF),
-    "fp16 without scaler": Setup(["--precision", "fp16"], autocast=torch.float16),
+    "fp16": Setup(FP16, autocast=torch.float16),
+    "fp16, foreach, accumulate": Setup(
+        [*FP16, "--optimizer", "adamw", "--accumulate", "2"], optimizer=FOREACH, autocast=torch.float16, micro_batches=2
+    ),
+    "fp16, fused SGD, chunked": Setup(
+        [*FP16, "--optimizer", "sgd-momentum-fused", "--loss", "chunked"], optimizer=SGD, chunked=True, autocast=torch.float16
+    ),
+    "fp16, lion": Setup([*FP16, "--optimizer", "lion"], optimizer=Lion, autocast=torch.float16),
     "accumulate": Setup([*BF16, "--accumulate", "3"], dtype=HALF, micro_batches=3),
     "frozen": Setup([*FP32, "--freeze", "*.0.*"], lambda model: frozen(model, "*.0.*")),
-    "chunked": Setup([*BF16, "--loss", "chunked"], with_chunked_loss, HALF),
+    "chunked": Setup([*BF16, "--loss", "chunked"], dtype=HALF, chunked=True),
     "chunked, mixed, accumulate": Setup(
-        [*MIXED, "--loss", "chunked", "--accumulate", "2"], with_chunked_loss, autocast=HALF, micro_batches=2
+        [*MIXED, "--loss", "chunked", "--accumulate", "2"], chunked=True, autocast=HALF, micro_batches=2
     ),
     "lion": Setup([*FP32, "--optimizer", "lion"], optimizer=Lion),
     "muon": Setup([*FP32, "--optimizer", "muon"], optimizer=Muon),
@@ -72,16 +86,47 @@ ADAPTERS: dict[str, tuple[int, Any, Setup]] = {
 def check(family: str, setup: Setup, native: Stats, place: pathlib.Path) -> None:
     model, inputs = built(family, setup.dtype)
     model = model if setup.prepared is None else setup.prepared(model)
-    captured = comparable(json.loads(capture(step(inputs, **setup.loop), model, setup.optimizer)))
+    chunked = Chunked("lm_head", CHUNKS) if setup.chunked else None
+    captured = comparable(json.loads(capture(step(inputs, **setup.loop), model, setup.optimizer, chunked=chunked)))
     expected = comparable(native(config_file(place, family), *SIZES, *setup.options))
     assert difference(captured, expected) is None
-    assert timeline(captured) == timeline(expected)
+    # With a scaler, capture holds one number of the warm-up, a block, which PyTorch does not.
+    held = 512 if setup.loop.get("autocast") == torch.float16 else 0
+    assert timeline(captured) == [(*moment, total + held) for *moment, total in timeline(expected)]
 
 
 @pytest.mark.parametrize("name", SETUPS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_setups_equal_native(family: str, name: str, native: Stats, tmp_path: pathlib.Path, unpacked: None) -> None:  # noqa: F811
     check(family, SETUPS[name], native, tmp_path)
+
+
+# Models that change their logits before the loss.
+SCALED: dict[str, dict[str, Any]] = {
+    "gemma2": DECODER | {"head_dim": 16, "tie_word_embeddings": True},
+    "granite": DECODER | {"logits_scaling": 8.0},
+    "cohere": DECODER | {"logit_scale": 0.0625, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+}
+
+
+# A storage of the loss goes one event earlier or later than in capture.
+NOT_YET = {("gemma2", "bf16"), ("gemma2", "fp32"), ("granite", "bf16"), ("cohere", "bf16")}
+
+
+@pytest.mark.parametrize("options", [BF16, FP32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("kind", SCALED)
+def test_scaled_logits_in_chunks_equal_native(
+    kind: str, options: list[str], native: Stats, tmp_path: pathlib.Path, unpacked: None, request: pytest.FixtureRequest  # noqa: F811
+) -> None:
+    if (kind, "bf16" if options is BF16 else "fp32") in NOT_YET:
+        request.applymarker(pytest.mark.xfail(reason="the end of one storage is at another event", strict=True))
+    dtype = HALF if options is BF16 else SINGLE
+    model, _, inputs = causal(kind, dtype, **SCALED[kind], use_cache=False)("meta")
+    captured = capture(step(inputs), model, ADAMW, chunked=Chunked("lm_head", CHUNKS))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **SCALED[kind]}))
+    expected = comparable(native(str(path), *SIZES, *options, "--loss", "chunked"))
+    assert difference(comparable(json.loads(captured)), expected) is None
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
@@ -135,7 +180,7 @@ def test_python_takes_what_the_command_takes(native: Stats, tmp_path: pathlib.Pa
         ({"lora": 0}, "the rank must be from 1"),
         ({"accumulate": 0}, "accumulate is 0; it must be from 1 to 1024"),
         ({"freeze": "encoder.*"}, "no parameter is called so"),
-        ({"loss": "fused"}, "loss is `fused`; give plain or chunked"),
+        ({"loss": "fused"}, "loss is `fused`; give plain, chunked or auto"),
     ],
 )
 def test_mistakes_are_explained(said: dict[str, Any], words: str) -> None:

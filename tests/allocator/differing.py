@@ -3,23 +3,26 @@
     python differing.py OURS REAL       files of the example `reserved` and of real.py
 """
 import difflib
+import itertools
 import sys
 
 
 def requests(path):
-    """Signed sizes in order, rounded as the allocator does, and who asked."""
-    held, sizes, who = {}, [], []
+    """Signed sizes in order, rounded as the allocator does, and who asked. What is given back between two takes is sorted: in which
+    order makes no difference to what lies free then."""
+    held, asked = {}, []
     with open(path) as file:
         for line in file:
             name, address, bytes_ = line.rstrip("\n").split("\t")
             if bytes_ != "-":
                 held[address] = max(512, -(-int(bytes_) // 512) * 512)
-                sizes.append(held[address])
+                asked.append((held[address], name))
             else:
                 # What was there before the step began has no size here.
-                sizes.append(-held.pop(address, 0))
-            who.append(name)
-    return sizes, who
+                asked.append((-held.pop(address, 0), name))
+    runs = [sorted(run) if gives else list(run) for gives, run in itertools.groupby(asked, lambda each: each[0] <= 0)]
+    ordered = [each for run in runs for each in run]
+    return [size for size, _ in ordered], [name for _, name in ordered]
 
 
 def main():

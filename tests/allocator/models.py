@@ -23,6 +23,7 @@ class Model:
     native: dict[str, Any] | None = None
 
 
+HALF = torch.bfloat16
 OPTIMIZERS = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -73,6 +74,34 @@ def family(name: str, head: str, inputs: Callable[[], dict[str, Any]], dtype=tor
     return Model(build, inputs, dtype, optimizer)
 
 
+def network(name: str, config: dict[str, Any], batch: int, length: int | None = None, dtype=HALF, optimizer="adamw") -> Model:
+    """A model of the native front end by its config, with the batch and the loss that the front end gives it."""
+    from rematic._hugging_face.batch import batch_of
+    from rematic._hugging_face.model import class_of, config_of
+    from rematic._hugging_face.request import Request
+
+    spelled = {torch.float32: "fp32", HALF: "bf16", torch.float16: "fp16"}[dtype]
+
+    def build():
+        made = config_of(Request(name, config, optimizer, "auto", batch=batch, seq=length, dtype=spelled))
+        return class_of(made, config.get("architectures"))._from_config(made, dtype=dtype)
+
+    def given():
+        module = build()
+        arguments = dict(batch_of(module, module.config, batch, length).arguments)
+        is_causal = type(module).__name__.endswith("ForCausalLM")
+        return {**arguments, "labels": arguments["input_ids"]} if is_causal else arguments
+
+    def inputs():
+        with torch.device("meta"):
+            found = given()
+        zeros = {value: torch.zeros(value.shape, dtype=value.dtype) for value in set(filter(torch.is_tensor, found.values()))}
+        return {key: zeros[value] if torch.is_tensor(value) else value for key, value in found.items()}
+
+    asked = {"source": config, "batch": batch, "seq": length, "dtype": dtype, "optimizer": optimizer}
+    return Model(build, inputs, dtype, optimizer, asked)
+
+
 def seed(layers=4, width=768, heads=12, vocabulary=8192, batch=8, length=1024, dtype=torch.float32) -> Model:
     def build():
         from torch.testing._internal.distributed._tensor.common_dtensor import ModelArgs, Transformer
@@ -90,10 +119,17 @@ def labelled(batch: int, length: int) -> Callable[[], dict[str, Any]]:
     return lambda: dict.fromkeys(("input_ids", "labels"), tokens(batch, length))
 
 
-# Percentages of the plain step's peak that are planned for; 0 is the least budget there is.
-SHARES = (75, 60, 0)
-HALF = torch.bfloat16
+# What is planned for: percentages of the way from the least budget to the plain step's peak.
+SHARES = (60, 30, 0)
+# They cut images by convolutions, which run in cuDNN: on the runtime of rehearsals, which answers it.
+CONVOLVING = ("vit", "vit-native", "clip-native", "dinov2")
 WIDE = {"vocab_size": 32000, "hidden_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16}
+LATENT = {
+    "vocab_size": 8000, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "q_lora_rank": 96, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+    "v_head_dim": 64, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 192, "first_k_dense_replace": 1,
+    "n_group": 4, "topk_group": 2, "max_position_embeddings": 512,
+}  # fmt: skip
 GROUPED = {**WIDE, "intermediate_size": 2816, "num_key_value_heads": 4}
 
 MODELS: dict[str, Callable[[], Model]] = {
@@ -121,6 +157,8 @@ MODELS: dict[str, Callable[[], Model]] = {
     "llama-dropping": lambda: decoder({"model_type": "llama", **GROUPED, "attention_dropout": 0.1}, 4, 512, native=True),
     "llama-odd-heads": lambda: decoder({"model_type": "llama", **GROUPED, "head_dim": 52}, 4, 512, HALF, "sgd", native=True),
     "llama-wide-heads": lambda: decoder({"model_type": "llama", **GROUPED, "head_dim": 264}, 4, 512, HALF, "sgd", native=True),
+    "llama-broad-heads": lambda: decoder({"model_type": "llama", **GROUPED, "head_dim": 208}, 4, 512, HALF, native=True),
+    "llama-broad-captured": lambda: decoder({"model_type": "llama", **GROUPED, "head_dim": 208}, 4, 512, HALF),
     "llama-math": lambda: decoder({"model_type": "llama", **GROUPED, "head_dim": 54}, 4, 512, optimizer="sgd", native=True),
     "qwen2": lambda: decoder({"model_type": "qwen2", **GROUPED}, 2, 1024, HALF),
     "opt": lambda: decoder(
@@ -140,6 +178,14 @@ MODELS: dict[str, Callable[[], Model]] = {
                            encoder_layers=4, decoder_layers=4),
     "vit": lambda: family("ViT", "ForImageClassification",
                           lambda: {"pixel_values": torch.zeros(16, 3, 224, 224), "labels": tokens(16, 1)[:, 0]}),
+    "vit-native": lambda: network("vit", {"model_type": "vit", "architectures": ["ViTForImageClassification"], "num_labels": 1000}, 16),
+    "clip-native": lambda: network("clip", {"model_type": "clip"}, 16, 77),
+    "bert-native": lambda: network("bert", {"model_type": "bert", "architectures": ["BertForMaskedLM"]}, 8, 384),
+    "deepseek-v2": lambda: network("deepseek", {"model_type": "deepseek_v2", **LATENT}, 8, 256),
+    "deepseek-v3": lambda: network("deepseek", {"model_type": "deepseek_v3", **LATENT}, 8, 256),
+    "gpt-oss": lambda: network("gpt-oss", {
+        "model_type": "gpt_oss", **GROUPED, "intermediate_size": 512, "head_dim": 64, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "sliding_window": 128}, 4, 512),
     "albert": lambda: family("Albert", "ForMaskedLM", labelled(8, 256), hidden_size=768, num_attention_heads=12,
                              intermediate_size=3072, num_hidden_layers=6),
     "xlm-roberta": lambda: family("XLMRoberta", "ForSequenceClassification",
@@ -159,19 +205,34 @@ MODELS: dict[str, Callable[[], Model]] = {
     "mpnet": lambda: family("MPNet", "ForMaskedLM", labelled(8, 256), HALF, attention="eager", num_hidden_layers=6),
     "dinov2": lambda: family("Dinov2", "ForImageClassification",
                              lambda: {"pixel_values": torch.zeros(8, 3, 224, 224), "labels": tokens(8, 1)[:, 0]}, num_hidden_layers=6),
+    # Nor were these, which came after all of them.
+    "olmo": lambda: decoder({"model_type": "olmo", **GROUPED, "pad_token_id": 0}, 2, 512, HALF),
+    "glm4": lambda: decoder({"model_type": "glm4", **GROUPED, "head_dim": 64, "pad_token_id": 0}, 2, 512, HALF),
+    "nemotron": lambda: decoder({"model_type": "nemotron", **GROUPED, "pad_token_id": 0}, 2, 512, HALF, "adamw-fused"),
+    "smollm3": lambda: decoder({"model_type": "smollm3", **GROUPED, "pad_token_id": 0}, 3, 333, HALF),
+    "gpt-bigcode": lambda: decoder(
+        {"model_type": "gpt_bigcode", "vocab_size": 32000, "n_embd": 1024, "n_layer": 6, "n_head": 16, "n_positions": 1024}, 2, 512),
+    "codegen": lambda: decoder(
+        {"model_type": "codegen", "vocab_size": 32000, "n_embd": 1024, "n_layer": 4, "n_head": 16, "rotary_dim": 32}, 2, 512, optimizer="sgd"),
+    "camembert": lambda: family("Camembert", "ForTokenClassification", labelled(8, 256), HALF, num_hidden_layers=6),
+    "pegasus": lambda: family("Pegasus", "ForConditionalGeneration", lambda: {**labelled(2, 256)(), "use_cache": False},
+                              encoder_layers=3, decoder_layers=3, vocab_size=32000, decoder_start_token_id=0),
 }
 STRANGERS = list(MODELS)[list(MODELS).index("bloom") :]
 
 
 def built(model: Model, device: str) -> torch.nn.Module:
     """The model on a device, made in its type: a conversion would leave segments of the wider one behind."""
-    before = torch.get_default_dtype()
+    before, drawn = torch.get_default_dtype(), torch.nn.init._no_grad_trunc_normal_
     torch.set_default_dtype(model.dtype)
+    # In place, as all others are: how often it draws again, in memory of its own, follows values that the fake GPU does not have.
+    torch.nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: torch.nn.init.normal_(tensor)
     try:
         with torch.device(device):
             return model.build().train()
     finally:
         torch.set_default_dtype(before)
+        torch.nn.init._no_grad_trunc_normal_ = drawn
 
 
 def loss(output: Any) -> torch.Tensor:

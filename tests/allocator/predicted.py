@@ -1,4 +1,4 @@
-"""The steps of `models.py` as Rematic sees them: traces, and plans for 75 %, 60 % and the least budget.
+"""The steps of `models.py` as Rematic sees them: traces, and plans for the least budget, and 30 % and 60 % of the way from there to the peak.
 
     python predicted.py DIR NAME...      DIR/NAME.rmt, DIR/NAME-75.json, ...
 """
@@ -11,16 +11,19 @@ import torch
 import models
 import rematic
 
+# The card that a step is traced for.
+DEVICE = os.environ.get("DEVICE", "h100")
+
 
 def trace(model: models.Model) -> rematic.Trace:
     """Native, or captured."""
     if model.native:
-        return rematic.Trace.model(**model.native)
+        return rematic.Trace.model(**model.native, device=DEVICE)
     import transformers.masking_utils
 
     transformers.masking_utils.find_packed_sequence_indices = lambda *_, **__: None
     module = models.built(model, "meta")
-    return rematic.capture(module, **model.batch(), optimizer=models.OPTIMIZERS[model.optimizer], device="cuda")
+    return rematic.capture(module, **model.batch(), optimizer=models.OPTIMIZERS[model.optimizer], device=DEVICE)
 
 
 def main() -> None:
@@ -33,13 +36,18 @@ def main() -> None:
             print(f"{name}: {type(error).__name__}: {error}")
             continue
         step.save(f"{place}/{name}.rmt")
-        peak = step.peak("cuda")
+        peak, least = step.peak("cuda"), least_budget(step)
         for share in models.SHARES:
-            try:
-                plan = rematic.plan(step, peak * share // 100 or 1, device="h100")
-            except rematic.Infeasible as error:
-                plan = rematic.plan(step, error.least_budget, device="h100")
+            plan = rematic.plan(step, least + (peak - least) * share // 100, device="h100")
             plan.save(f"{place}/{name}-{share}.json")
+
+
+def least_budget(step: rematic.Trace) -> int:
+    try:
+        rematic.plan(step, 1, device="h100")
+    except rematic.Infeasible as error:
+        return error.least_budget
+    raise AssertionError("a step in one byte")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 
 import tensor
 import torch
+from dealt import share
 from real import in_child
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +20,7 @@ TINY = {
     "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 1, "num_attention_heads": 8,
     "num_key_value_heads": 4, "max_position_embeddings": 1024, "tie_word_embeddings": False,
 }  # fmt: skip
+EXPERTS = {**TINY, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 # The config; sequences, their length, optimizer; ranks, rank.
 CASES = [
     ({"model_type": "llama", **TINY}, 2, 512, "adamw", 2, 0),
@@ -26,6 +28,18 @@ CASES = [
     ({"model_type": "qwen3", **TINY, "head_dim": 64}, 1, 512, "adam", 2, 1),
     ({"model_type": "qwen2", **TINY, "vocab_size": 2050, "tie_word_embeddings": True}, 2, 256, "sgd-momentum", 4, 3),
     ({"model_type": "mistral", **TINY, "sliding_window": None}, 3, 64, "adamw", 2, 0),
+    ({"model_type": "mistral", **TINY, "sliding_window": 128}, 2, 512, "adamw-fused", 2, 1),
+    ({"model_type": "gemma", **TINY, "head_dim": 32}, 2, 512, "adamw", 2, 0),
+    ({"model_type": "gemma2", **TINY, "head_dim": 32, "sliding_window": 128}, 1, 512, "adamw", 4, 1),
+    ({"model_type": "gemma3_text", **TINY, "head_dim": 32, "sliding_window": 128}, 2, 256, "adamw-fused", 2, 1),
+    ({"model_type": "granite", **TINY}, 2, 256, "adamw", 2, 1),
+    ({"model_type": "cohere", **TINY}, 1, 512, "adamw", 4, 0),
+    ({"model_type": "phi3", **TINY, "pad_token_id": 0, "sliding_window": None, "resid_pdrop": 0.1}, 2, 512, "adamw", 2, 0),
+    ({"model_type": "olmo2", **TINY}, 2, 256, "sgd", 4, 3),
+    ({"model_type": "gpt_neox", **TINY, "attention_dropout": 0.0, "hidden_dropout": 0.0}, 2, 512, "adamw", 2, 1),
+    ({"model_type": "mixtral", **TINY, "num_local_experts": 4, "sliding_window": None}, 2, 256, "adamw", 2, 0),
+    ({"model_type": "qwen2_moe", **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 256}, 2, 256, "adamw", 2, 1),
+    ({"model_type": "qwen3_moe", **EXPERTS, "num_experts": 4, "head_dim": 64}, 1, 512, "adamw-fused", 4, 2),
 ]
 # What does nothing here, and what others are called that do the same.
 NOTHING = ("detach.default", "flatten.using_ints", "_local_scalar_dense.default", "lift_fresh.default")
@@ -62,7 +76,7 @@ def recorded(config, batch, length, optimizer, ranks, rank) -> list[str]:
     model = models.decoder(config, batch, length, torch.bfloat16, optimizer)
     module = models.built(model, "meta")
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
-    tensor.share(module, dist.init_device_mesh("cuda", (ranks,), mesh_dim_names=("tp",)))
+    share(module, dist.init_device_mesh("cuda", (ranks,), mesh_dim_names=("tp",)), length)
     module.to_empty(device="cuda")
     tokens = model.batch()["input_ids"].to("cuda")
     positions = torch.arange(length, device="cuda")[None]

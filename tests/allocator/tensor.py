@@ -3,15 +3,14 @@
     run tensor.py REMATIC [NAME...]     REMATIC is the command; a line for each step, then each under plans for five budgets, put on
                                         before and after the model is sharded
 
-The model of transformers is dealt out by `parallelize_module` with the plan that torchtitan has for Llama: embeddings and the output
-by rows of the vocabulary, norms over parts of the sequence, attention by heads, the feed-forward network by its width, and the loss
-from logits that stay dealt out. It is built without memory and sharded, then its shards are made. The third step is measured.
+The model of transformers is dealt out as `dealt.py` says. It is built without memory and sharded, then its shards are made. The third
+step is measured.
 """
 import sys
 from functools import partial
-from typing import Any
 
 import torch
+from dealt import share
 from real import peaks, without_values
 from sharded import compare, put_on, ready
 
@@ -46,44 +45,6 @@ CASES = {
 }
 
 
-def shared_layers(attention: torch.nn.Module) -> dict[str, Any]:
-    """How the modules of a layer are dealt out."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
-
-    plan: dict[str, Any] = {
-        "input_layernorm": SequenceParallel(),
-        "self_attn": PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
-        ),
-        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
-        "post_attention_layernorm": SequenceParallel(),
-        "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-        "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
-    }
-    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
-        plan[name] = ColwiseParallel()
-    for name in ("q_norm", "k_norm"):
-        if hasattr(attention, name):
-            plan[f"self_attn.{name}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
-    return plan
-
-
-def share(module: Any, mesh: Any) -> None:
-    """Deals the model out to the ranks of a mesh."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
-
-    whole = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "model.norm": SequenceParallel(),
-        "lm_head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
-    }
-    parallelize_module(module, mesh, whole)
-    for layer in module.model.layers:
-        parallelize_module(layer, mesh, shared_layers(layer.self_attn))
-
-
 def train(step: tuple, how: tuple, plan: str | None = None, late: bool = True) -> dict[str, int]:
     """Three steps; the counters of the third. A plan is put on after sharding, or before."""
     import torch.distributed as dist
@@ -98,7 +59,7 @@ def train(step: tuple, how: tuple, plan: str | None = None, late: bool = True) -
     dist.init_process_group("fake", rank=rank, world_size=tp * fsdp, store=FakeStore())
     mesh = dist.init_device_mesh("cuda", (fsdp, tp), mesh_dim_names=("dp", "tp"))
 
-    share(module, mesh["tp"])
+    share(module, mesh["tp"], length)
     if plan is not None and not late:
         put_on(module, plan)
     if fsdp > 1:

@@ -1,7 +1,7 @@
 """Random calls of attention: which kernels run on the fake GPU, and which capture takes for CUDA.
 
     run calls.py real FILE COUNT SEED          on the fake GPU: the calls and what came of them
-    python calls.py compared FILE...           the same calls captured; ends with 1 if any differs
+    python calls.py compared CAPABILITY...     the same calls captured, of the files that are called so; ends with 1 if any differs
     python calls.py keep FILE                  the fixture of python/tests/test_capture_attention.py
 """
 import collections
@@ -33,13 +33,14 @@ def real(path, count, seed):
 
 def captured(paths):
     """The calls of the files, with what came of them there and what comes of them here."""
+    from rematic._capture.attention import on_card
     from rematic._capture.routing import as_on
+    from rematic._core import card_kind
 
-    with as_on("cuda"):
-        for path in paths:
-            with open(path) as file:
-                for fields, expected in map(json.loads, file):
-                    yield path, fields, expected, outcome(Case.of(fields), "meta")
+    for path in paths:
+        with as_on("cuda"), on_card(card_kind("", int(pathlib.Path(path).name))), open(path) as file:
+            for fields, expected in map(json.loads, file):
+                yield path, fields, expected, outcome(Case.of(fields), "meta")
 
 
 def compared(paths):

@@ -43,6 +43,8 @@ pub(crate) struct Edge {
     pub(crate) input: usize,
     pub(crate) shape: Vec<u64>,
     pub(crate) dtype: Dtype,
+    /// All ranks have the gradient, and it is added to summands: each rank adds an equal share.
+    pub(crate) replicated: bool,
 }
 
 pub(crate) enum NodeKind {
@@ -369,8 +371,10 @@ impl<'a> Engine<'a> {
         // What is added to another gradient stays in the function's list of results until all of them are delivered.
         let mut added = Vec::new();
         for (index, output) in outputs.into_iter().enumerate() {
-            let target = self.tape.state().nodes[id.0].edges[index].as_ref().map(|edge| (edge.node, edge.input));
-            let Some((node, input)) = target else { continue };
+            let target = self.tape.state().nodes[id.0].edges[index]
+                .as_ref()
+                .map(|edge| (edge.node, edge.input, edge.replicated));
+            let Some((node, input, replicated)) = target else { continue };
             if let Some(gradient) = output {
                 let buffer = &mut self.buffers[node.0];
                 if buffer.len() <= input {
@@ -378,7 +382,8 @@ impl<'a> Engine<'a> {
                 }
                 buffer[input] = Some(match buffer[input].take() {
                     Some(first) => {
-                        let sum = first.add(&gradient);
+                        let share = replicated.then(|| gradient.map("div.Tensor"));
+                        let sum = first.add(share.as_ref().unwrap_or(&gradient));
                         added.push(gradient);
                         sum
                     }

@@ -1,4 +1,4 @@
-use rematic_trace::ShapeTooLarge;
+use rematic_trace::{Opt, ShapeTooLarge};
 
 /// A step cannot be traced.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,11 +32,11 @@ pub enum FakeError {
     /// Backward without anything to differentiate.
     #[error("the loss does not depend on any parameter, so there is no backward")]
     NoGradient,
-    /// An option or a config field has a value that no model can have.
+    /// An option has a value that no model can have.
     #[error("{name} is {value}; {rule}")]
     Option {
-        /// The option or field.
-        name: String,
+        /// The option.
+        name: Opt,
         /// Its value.
         value: String,
         /// What it must be.
@@ -54,14 +54,15 @@ pub enum FakeError {
     },
     /// A model that is not shared among ranks.
     #[error(
-        "{model} is not shared by {option}, which takes decoders of Llama's kind (llama, mistral, qwen2, qwen3); spread it with \
-         {instead}"
+        "{model} is not shared by {option}: {why}; spread it with {instead}, or capture the model that you have parallelized"
     )]
     NotParallel {
         /// The model.
         model: String,
         /// The option.
         option: String,
+        /// What stands against it.
+        why: String,
         /// Another one.
         instead: String,
     },

@@ -28,6 +28,7 @@ pub mod nn;
 mod ops;
 mod optimizer;
 mod parallel;
+mod scaler;
 mod step;
 mod tape;
 mod tensor;

@@ -7,6 +7,7 @@ use rematic_trace::{Category, Dtype, Phase};
 
 use crate::kernel::{Kernel, Out};
 use crate::parallel::Spread;
+use crate::scaler::{Scaler, Scaling};
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 
@@ -175,15 +176,27 @@ impl OptimizerState {
         OptimizerState { optimizer, parameters, counters, states, own, shared, rest: None }
     }
 
-    /// `optimizer.step()`.
-    pub(crate) fn step(&self, tape: &Tape) {
+    /// `optimizer.step()`, or `scaler.step(optimizer)` and `scaler.update()`.
+    pub(crate) fn step(&self, tape: &Tape, scaler: Option<&Scaler>) {
         if self.optimizer == Optimizer::None {
             return;
         }
+        let Some(scaler) = scaler else { return self.unscaled_step(tape, None) };
+        // Neither backward nor the optimizer, which is what capture calls forward.
+        tape.with(|state| state.phase = Phase::Forward);
+        // In the order of the model, which is that of `param_groups`.
+        let gradients: Vec<Tensor> = tape.state().parameters.iter().filter_map(Tensor::gradient).collect();
+        let mut checked = scaler.check(&gradients, self.optimizer.is_fused());
+        drop(gradients);
+        self.unscaled_step(tape, checked.scaling.take());
+        scaler.update(checked);
+    }
+
+    fn unscaled_step(&self, tape: &Tape, scaling: Option<Scaling>) {
         tape.with(|state| state.phase = Phase::Optimizer);
         if self.optimizer.is_single() {
             self.step_single(tape);
-            return self.rest.iter().for_each(|rest| rest.step(tape));
+            return self.rest.iter().for_each(|rest| rest.unscaled_step(tape, None));
         }
         let (parameters, gradients): (Vec<Tensor>, Vec<Tensor>) =
             self.parameters.iter().filter_map(|p| Some((p.clone(), p.gradient()?))).unzip();
@@ -197,8 +210,8 @@ impl OptimizerState {
         };
         if self.optimizer.is_fused() {
             let states: Vec<Vec<Tensor>> = self.states.iter().map(|states| kept(states)).collect();
-            let gradients = settled(&parameters, &gradients);
-            return self.fused(tape, &parameters, &gradients, &states, &kept(&self.counters));
+            let tensors = [&parameters[..], &gradients[..], &kept(&self.counters)[..]];
+            return self.fused(tape, tensors, &states, scaling.as_ref());
         }
         match (self.optimizer, self.states.as_slice()) {
             (Optimizer::Adam | Optimizer::AdamW, [first, second]) => {
@@ -255,10 +268,9 @@ impl OptimizerState {
     fn fused(
         &self,
         tape: &Tape,
-        parameters: &[Tensor],
-        gradients: &[Tensor],
+        [parameters, gradients, counters]: [&[Tensor]; 3],
         states: &[Vec<Tensor>],
-        counters: &[Tensor],
+        scaling: Option<&Scaling>,
     ) {
         let name = match self.optimizer {
             Optimizer::AdamFused => "_fused_adam_.default",
@@ -268,9 +280,15 @@ impl OptimizerState {
         if !counters.is_empty() {
             in_place(tape, "_foreach_add_.Scalar", counters, &[]);
         }
-        let changed: Vec<&Tensor> = parameters.iter().chain(gradients).chain(states.iter().flatten()).collect();
-        let inputs: Vec<&Tensor> = changed.iter().copied().chain(counters).collect();
+        let gradients = settled(parameters, gradients);
+        let changed: Vec<&Tensor> = parameters.iter().chain(&gradients).chain(states.iter().flatten()).collect();
+        let scales = scaling.into_iter().flat_map(|scaling| [&scaling.grad_scale, &scaling.found_inf]);
+        let inputs: Vec<&Tensor> = changed.iter().copied().chain(counters).chain(scales).collect();
         tape.launch(Kernel::new(name, &inputs, vec![]).mutating(&changed));
+        if let Some(scaling) = scaling.filter(|_| !counters.is_empty()) {
+            // A step that is left out does not count.
+            in_place(tape, "_foreach_sub_.List", counters, &[&vec![scaling.found_inf.clone(); counters.len()]]);
+        }
     }
 
     /// `optimizer.zero_grad()`.

@@ -22,9 +22,14 @@ pub(crate) struct TensorParallel {
 }
 
 impl TensorParallel {
+    /// What the first rank has of an extent that is cut into equal chunks.
+    pub(crate) fn chunk(self, extent: u64) -> u64 {
+        extent.div_ceil(u64::from(self.ranks))
+    }
+
     /// What the rank has of an extent that is cut into equal chunks; the last ranks may have less.
     pub(crate) fn share(self, extent: u64) -> u64 {
-        let chunk = extent.div_ceil(u64::from(self.ranks));
+        let chunk = self.chunk(extent);
         extent.saturating_sub(chunk.saturating_mul(u64::from(self.rank))).min(chunk)
     }
 

@@ -3,6 +3,7 @@ use rematic_trace::{Category, Dtype, Event, Phase, StepTrace};
 use crate::error::FakeError;
 use crate::nn::Outputs;
 use crate::optimizer::{Optimizer, OptimizerState};
+use crate::scaler::Scaler;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 
@@ -24,6 +25,7 @@ pub struct Step {
     optimizer: OptimizerState,
     autocast: Option<Dtype>,
     micro_batches: u32,
+    scaler: Option<Scaler>,
 }
 
 impl Step {
@@ -31,12 +33,25 @@ impl Step {
     #[must_use]
     pub fn new(tape: &Tape, optimizer: Optimizer) -> Self {
         tape.fact("optimizer", optimizer);
-        Step { tape: tape.clone(), optimizer: OptimizerState::new(tape, optimizer), autocast: None, micro_batches: 1 }
+        Step {
+            tape: tape.clone(),
+            optimizer: OptimizerState::new(tape, optimizer),
+            autocast: None,
+            micro_batches: 1,
+            scaler: None,
+        }
     }
 
     /// Forward and loss run under `torch.autocast` with this type.
     pub(crate) fn autocast(self, dtype: Option<Dtype>) -> Self {
         Step { autocast: dtype, ..self }
+    }
+
+    /// The loss is scaled by `torch.amp.GradScaler`.
+    pub(crate) fn scaled(self) -> Self {
+        self.tape.fact("scaler", "GradScaler");
+        let scaler = Scaler::new(&self.tape);
+        Step { scaler: Some(scaler), ..self }
     }
 
     /// Gradients of so many micro-batches are added up.
@@ -93,9 +108,12 @@ impl Step {
             if self.micro_batches > 1 {
                 loss = loss.div_scalar();
             }
+            if let Some(scaler) = &self.scaler {
+                loss = scaler.scaled(&loss);
+            }
             self.tape.backward(&loss);
         }
-        self.optimizer.step(&self.tape);
+        self.optimizer.step(&self.tape, self.scaler.as_ref());
         self.optimizer.zero_grad();
         self.tape.take_trace()
     }

@@ -2,8 +2,8 @@ use std::cell::{Ref, RefCell};
 use std::rc::Rc;
 
 use rematic_trace::{
-    CallId, Category, Collective, Dtype, Event, Layout, Module, ModuleId, OpId, OpRecord, Parameter, Phase, StepTrace,
-    StorageId, Table,
+    CallId, CardKind, Category, Collective, Dtype, Event, Layout, Module, ModuleId, OpId, OpRecord, Parameter, Phase,
+    StepTrace, StorageId, Table,
 };
 
 use crate::autocast::Autocast;
@@ -31,6 +31,8 @@ pub(crate) struct State {
     pub(crate) differentiates: Option<OpId>,
     pub(crate) no_grad_depth: u32,
     pub(crate) autocast: Option<Autocast>,
+    /// Whose kernels run.
+    pub(crate) card: CardKind,
     /// Parameters and buffers live as long as the model, whether or not the front end keeps its own reference.
     pub(crate) parameters: Vec<Tensor>,
     pub(crate) buffers: Vec<Tensor>,
@@ -57,6 +59,7 @@ impl Tape {
             differentiates: None,
             no_grad_depth: 0,
             autocast: None,
+            card: CardKind::default(),
             parameters: Vec::new(),
             buffers: Vec::new(),
             frozen: Vec::new(),
@@ -82,6 +85,11 @@ impl Tape {
         self.with(|state| {
             state.error.get_or_insert(error);
         });
+    }
+
+    /// The kind of card whose attention runs from here on.
+    pub fn run_on(&self, card: CardKind) {
+        self.with(|state| state.card = card);
     }
 
     /// Notes a fact about the run in the trace.

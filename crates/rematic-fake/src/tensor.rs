@@ -21,6 +21,8 @@ struct Inner {
     layout_id: LayoutId,
     node: Option<(NodeId, usize)>,
     leaf: Option<Leaf>,
+    /// All ranks make the same gradient of it, where others make summands.
+    replicated: bool,
 }
 
 /// A parameter's own part of autograd.
@@ -50,7 +52,16 @@ impl Tensor {
 
     /// The caller has counted the reference already if `held`.
     pub(crate) fn of_parts(tape: &Tape, storage: StorageId, held: bool, layout: Layout, layout_id: LayoutId) -> Self {
-        Tensor(Rc::new(Inner { tape: tape.clone(), storage, held, layout, layout_id, node: None, leaf: None }))
+        Tensor(Rc::new(Inner {
+            tape: tape.clone(),
+            storage,
+            held,
+            layout,
+            layout_id,
+            node: None,
+            leaf: None,
+            replicated: false,
+        }))
     }
 
     /// The tape that it is recorded on.
@@ -144,6 +155,7 @@ impl Tensor {
             layout_id: self.0.layout_id,
             node: None,
             leaf: Some(Leaf { spread, ..Leaf::default() }),
+            replicated: false,
         }))
     }
 
@@ -152,6 +164,18 @@ impl Tensor {
         if let Some(inner) = Rc::get_mut(&mut self.0) {
             inner.node = Some((node, output));
         }
+    }
+
+    /// The same tensor, for a reader of which all ranks have the same gradient, where those of other readers are summands.
+    pub(crate) fn for_replicas(&self) -> Tensor {
+        let mut same = self.same();
+        if let Some((node, output)) = self.0.node {
+            same.set_gradient_node(node, output);
+        }
+        if let Some(inner) = Rc::get_mut(&mut same.0) {
+            inner.replicated = true;
+        }
+        same
     }
 
     pub(crate) fn gradient_node(&self) -> Option<(NodeId, usize)> {
@@ -179,7 +203,7 @@ impl Tensor {
             Spread::Whole(_, shape) => shape.clone(),
             _ => self.shape().to_vec(),
         };
-        Some(Edge { node, input, shape, dtype: self.dtype() })
+        Some(Edge { node, input, shape, dtype: self.dtype(), replicated: self.0.replicated })
     }
 
     /// How the gradient of a parameter is spread.

@@ -101,6 +101,6 @@ impl Tape {
     }
 }
 
-fn option(name: &str, value: &str, rule: String) -> FakeError {
-    FakeError::Option { name: name.to_owned(), value: format!("`{value}`"), rule }
+fn option(name: &'static str, value: &str, rule: String) -> FakeError {
+    FakeError::Option { name: Opt(name), value: format!("`{value}`"), rule }
 }

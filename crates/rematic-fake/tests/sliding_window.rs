@@ -44,7 +44,7 @@ fn flash_attention_is_refused() {
     let options = Options { dtype: Some(Dtype::Bf16), attention: Some(AttentionKernel::Flash), ..Options::default() };
     assert_eq!(
         step("mistral", r#", "sliding_window": 16"#, &options).unwrap_err().to_string(),
-        "attention is flash; flash attention takes no mask, and a sliding window or a bias for distances needs one; use --attention efficient"
+        "--attention is flash; flash attention takes no mask, and a sliding window or a bias for distances needs one; use --attention efficient"
     );
 }
 

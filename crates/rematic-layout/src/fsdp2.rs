@@ -17,6 +17,7 @@
 mod accumulation;
 mod gathering;
 mod gradients;
+mod handed;
 mod optimizer;
 mod settling;
 mod shards;
@@ -156,6 +157,13 @@ pub enum Fsdp2Error {
     SeveralTypes,
     /// Mixed precision for a step that computes in the type of the shards.
     NotMixed,
+    /// Mixed precision for a step in which a unit is given numbers that FSDP2 would narrow.
+    NarrowedInput {
+        /// The unit's name.
+        unit: String,
+        /// Their type.
+        given: Dtype,
+    },
     /// A module reads weights of a unit that are not gathered then; PyTorch would fail.
     ReadWhileSharded {
         /// The operator.
@@ -207,6 +215,12 @@ impl fmt::Display for Fsdp2Error {
             Fsdp2Error::NotMixed => f.write_str(
                 "mixed precision keeps fp32 shards of a step that computes in a half type, and this one computes in fp32, if only in \
                  parts (adapters); trace it in bf16, or capture the sharded model",
+            ),
+            Fsdp2Error::NarrowedInput { unit, given } => write!(
+                f,
+                "`{unit}` is given numbers in {}, which FSDP2 casts to the type of the step in mixed precision \
+                 (`cast_forward_inputs`), so that the layer runs other operators; capture the sharded model",
+                given.spelled()
             ),
             Fsdp2Error::NoParameters => f.write_str("the step has no parameters to spread"),
             Fsdp2Error::ReadWhileSharded { op, unit } => {

@@ -1,6 +1,6 @@
 //! FSDP2: the step of one rank is a valid step, has all its buffers, and ends as it began.
 
-use rematic_fake::models::{BUILTIN, Model, Options};
+use rematic_fake::models::{BUILTIN, Model, Options, Recipe};
 use rematic_layout::{Fsdp2, Fsdp2Error, fsdp2, layers};
 use rematic_replay::{Allocator, Timeline};
 use rematic_trace::{Category, CollectiveKind, Dtype, Event, StepTrace};
@@ -70,6 +70,25 @@ fn every_model_can_be_sharded_in_every_way() {
 }
 
 /// `backward()` holds it until it returns, and FSDP2's last reductions are part of it.
+#[test]
+fn micro_batches_of_models_with_parameters_that_are_alike_are_sharded() {
+    // Weights and biases of norms are as long as each other.
+    for name in ["gpt2", "llama-3-8b", "bert-base", "vit-base"] {
+        let model = Model::builtin(name).unwrap();
+        let once = Options { layers: Some(2), batch: Some(2), ..Options::default() };
+        let trace = |options: &Options| model.clone().with(options).unwrap().trace().unwrap();
+        let reduced = |trace: &StepTrace| collectives(&spread(trace, Fsdp2::over(4)), CollectiveKind::ReduceScatter);
+        let recipe = Recipe { accumulate: Some(3), ..Recipe::default() };
+        let thrice = trace(&Options { recipe, ..once.clone() });
+        let made = spread(&thrice, Fsdp2::over(4));
+        assert_eq!(made.validate(), Ok(()), "{name}");
+        let timeline = Timeline::replay(&made, Allocator::Cuda);
+        assert_eq!(timeline.start().total(), timeline.end().total(), "{name}");
+        // Every micro-batch reduces what a step of one does.
+        assert_eq!(reduced(&thrice), reduced(&trace(&once)).repeat(3), "{name}");
+    }
+}
+
 #[test]
 fn the_gradient_of_the_loss_stays_until_all_is_reduced() {
     for builtin in BUILTIN.iter().filter(|builtin| !is_clip(builtin.name)) {

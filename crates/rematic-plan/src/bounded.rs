@@ -26,6 +26,11 @@ impl Problem {
         Millis(self.proven(budget, near, (0.0, known.0), WORK).bound)
     }
 
+    /// The bound alone.
+    pub(crate) fn proven_bound(&self, budget: Bytes, near: &[Checkpoint], known: (f64, f64), work: usize) -> f64 {
+        self.proven(budget, near, known, work).bound * (1.0 - SAME)
+    }
+
     /// What can be shown beyond a bound, up to the time of a plan.
     fn proven(&self, budget: Bytes, near: &[Checkpoint], (bound, known): (f64, f64), work: usize) -> Proven {
         let mut all = Proven { bound: known, plans: Vec::new() };

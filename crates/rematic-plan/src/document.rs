@@ -2,8 +2,10 @@
 
 mod error;
 mod identity;
+mod loss;
 mod offload;
 mod run;
+mod skip;
 mod variant;
 
 use std::collections::{HashMap, HashSet};
@@ -11,12 +13,13 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use rematic_replay::{Checkpoint, Region, RegionId, Regions};
+use rematic_replay::{Checkpoint, RegionId, Regions};
 use rematic_trace::{Bytes, CallId, Decision, FileAction, Millis, OpId, StepTrace};
 use serde::{Deserialize, Serialize};
 
 use crate::{Problem, Solution};
 pub use error::DocumentError;
+pub use loss::PlannedLoss;
 pub use offload::{PlannedMoves, PlannedOffload};
 pub use run::PlannedCall;
 pub use variant::PlanVariant;
@@ -24,12 +27,15 @@ pub use variant::PlanVariant;
 /// What the first field of a plan file says.
 pub const PLAN_FORMAT: &str = "rematic-plan";
 /// The newest version; all up to it are read.
-pub const PLAN_VERSION: u32 = OFFLOAD_VERSION;
-/// What is written for a plan without variants and runs, for one with variants, for one with runs, and for one that offloads.
+pub const PLAN_VERSION: u32 = SKIP_VERSION;
+/// What is written for a plan without variants and runs, for one with variants, for one with runs, for one that offloads, for one
+/// whose loss is computed in chunks, and for one that skips operators.
 const SINGLE_VERSION: u32 = 1;
 const VARIANTS_VERSION: u32 = 2;
 const RUNS_VERSION: u32 = 3;
 const OFFLOAD_VERSION: u32 = 4;
+const LOSS_VERSION: u32 = 5;
+const SKIP_VERSION: u32 = 6;
 /// How much of a file tells whether it is a plan.
 const START: u64 = 4096;
 /// The most of a file that is read. A plan for the two million operators that a step may have takes half of it.
@@ -77,7 +83,8 @@ pub struct PlannedRegion {
 pub struct PlanDocument {
     /// [`PLAN_FORMAT`].
     pub format: String,
-    /// 1, or 2 if there are variants, or 3 if there are runs of calls, or 4 if anything is offloaded.
+    /// 1, or 2 if there are variants, or 3 if there are runs of calls, or 4 if anything is offloaded, or 5 if the loss is
+    /// computed in chunks, or 6 if any operator is skipped.
     pub version: u32,
     /// The model.
     pub source: String,
@@ -112,6 +119,9 @@ pub struct PlanDocument {
     /// What goes to the host and comes back, if anything does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload: Option<PlannedOffload>,
+    /// How the loss is computed, if not as the model computes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<PlannedLoss>,
     /// The regions, in the order of forward.
     pub regions: Vec<PlannedRegion>,
     /// Further variants, for the same budget.
@@ -128,9 +138,16 @@ impl PlanDocument {
             solution.checkpoints.iter().map(|checkpoint| planned_region(problem, checkpoint)).collect();
         PlannedMoves::write(trace, problem.regions(), &solution.checkpoints, &mut regions);
         let offload = PlannedOffload::of(problem, solution);
+        let loss = PlannedLoss::of(&trace.origin);
+        let version = match (&loss, offload) {
+            (Some(_), _) => LOSS_VERSION,
+            (None, Some(_)) => OFFLOAD_VERSION,
+            (None, None) => run::version(&regions),
+        };
+        let version = if regions.iter().any(PlannedRegion::skips) { SKIP_VERSION } else { version };
         PlanDocument {
             format: PLAN_FORMAT.to_owned(),
-            version: if offload.is_some() { OFFLOAD_VERSION } else { run::version(&regions) },
+            version,
             source: trace.origin.model.clone(),
             name: String::new(),
             opening: Vec::new(),
@@ -145,6 +162,7 @@ impl PlanDocument {
             recompute_ms: solution.replayed.recompute,
             lower_bound_ms: solution.lower_bound,
             offload,
+            loss,
             regions,
             variants: Vec::new(),
         }
@@ -226,7 +244,9 @@ impl PlanDocument {
         }
         self.check_variants(path)?;
         self.check_offload(path)?;
+        self.check_loss(path)?;
         self.check_runs(path)?;
+        self.check_skips(path)?;
         check_body(path, "", [self.step_ms, self.recompute_ms, self.lower_bound_ms], &self.regions)?;
         for (index, variant) in self.variants.iter().enumerate() {
             let times = [variant.step_ms, variant.recompute_ms, variant.lower_bound_ms];
@@ -258,8 +278,9 @@ impl PlanDocument {
                     calls: calls.len(),
                 });
             };
-            let (saved, offloaded) = self.saved(trace, regions.region(region), planned)?;
-            checkpoints.push(Checkpoint { region, saved, offloaded });
+            let checkpoint = self.checkpoint(trace, regions, region, planned)?;
+            self.check_unread(trace, regions, &checkpoint, planned)?;
+            checkpoints.push(checkpoint);
         }
         self.check_moves(trace, regions, &checkpoints)?;
         checkpoints.sort_by_key(|checkpoint| regions.region(checkpoint.region).ops.start);
@@ -272,25 +293,29 @@ impl PlanDocument {
         Ok(checkpoints)
     }
 
-    /// The operators that a planned region saves, if it is this one, and those of them that it offloads.
-    fn saved(
+    /// What a planned region does with its operators, if it is this one.
+    fn checkpoint(
         &self,
         trace: &StepTrace,
-        region: &Region,
+        regions: &Regions,
+        id: RegionId,
         planned: &PlannedRegion,
-    ) -> Result<(Vec<OpId>, Vec<OpId>), DocumentError> {
-        let (mut saved, mut offloaded) = (Vec::new(), Vec::new());
+    ) -> Result<Checkpoint, DocumentError> {
+        let region = regions.region(id);
+        let mut checkpoint = Checkpoint::new(id, Vec::new());
         for index in 0..region.ops.len().max(planned.policy.len()) {
             let expected = planned.policy.get(index);
             let id = OpId::new(region.ops.start + index);
             let found = region.contains(id).then(|| trace.op_name(trace.op(id)));
             match (expected, found) {
                 (Some(expected), Some(found)) if expected.op == found => {
-                    if expected.decision != Decision::Recompute {
-                        saved.push(id);
+                    if expected.decision.keeps() {
+                        checkpoint.saved.push(id);
                     }
-                    if expected.decision == Decision::Offload {
-                        offloaded.push(id);
+                    match expected.decision {
+                        Decision::Offload => checkpoint.offloaded.push(id),
+                        Decision::Skip => checkpoint.skipped.push(id),
+                        Decision::Save | Decision::Recompute => {}
                     }
                 }
                 (expected, found) => {
@@ -304,7 +329,7 @@ impl PlanDocument {
                 }
             }
         }
-        Ok((saved, offloaded))
+        Ok(checkpoint)
     }
 }
 
@@ -366,6 +391,8 @@ fn planned_region(problem: &Problem, checkpoint: &Checkpoint) -> PlannedRegion {
     let trace = &*problem.trace;
     let region = problem.regions().region(checkpoint.region);
     let is_saved = |op: &OpId| checkpoint.saved.binary_search(op).is_ok();
+    let is_skipped = |op: &OpId| checkpoint.skipped.binary_search(op).is_ok();
+    let runs_again = |op: &OpId| region.reaches(*op) && !is_saved(op) && !is_skipped(op);
     let ops = || region.ops.clone().map(OpId::new);
     let (held, freed) = problem.freed(checkpoint);
     PlannedRegion {
@@ -374,7 +401,7 @@ fn planned_region(problem: &Problem, checkpoint: &Checkpoint) -> PlannedRegion {
         then: region.then.iter().map(|call| planned_call(trace, *call)).collect(),
         discard: freed.0 as f64 / held.0.max(1) as f64,
         freed_bytes: freed,
-        recompute_ms: ops().filter(|op| region.reaches(*op) && !is_saved(op)).map(|op| problem.costs.time(op)).sum(),
+        recompute_ms: ops().filter(runs_again).map(|op| problem.costs.time(op)).sum(),
         offload: None,
         policy: ops()
             .enumerate()
@@ -384,6 +411,7 @@ fn planned_region(problem: &Problem, checkpoint: &Checkpoint) -> PlannedRegion {
                 decision: match (checkpoint.offloaded.binary_search(&op).is_ok(), is_saved(&op)) {
                     (true, _) => Decision::Offload,
                     (false, true) => Decision::Save,
+                    (false, false) if is_skipped(&op) => Decision::Skip,
                     (false, false) => Decision::Recompute,
                 },
             })

@@ -127,7 +127,8 @@ pub(crate) fn is_feasible(problem: &Problem, budget: u64) -> bool {
 
 /// The least budget for which the relaxation has a solution, of those up to the peak without a plan: no plan has a lower peak.
 pub(crate) fn lowest(problem: &Problem) -> Bytes {
-    let (mut low, mut high) = (0, problem.baseline().peak.0);
+    // What is there before the step stays.
+    let (mut low, mut high) = (problem.start_bytes().0.saturating_sub(1), problem.baseline().peak.0);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if is_feasible(problem, middle) { high = middle } else { low = middle }

@@ -16,6 +16,8 @@ use crate::replayed::Replayed;
 const MOST_LARGE: usize = 3;
 /// For larger regions the knapsack is not solved: the last few bytes of the room matter little.
 const MOST_ITEMS: usize = 400;
+/// The part of the budget by which a region may miss it and still be tried: a checkpointed one lets go of some things a little sooner.
+const MARGIN: u64 = 16;
 /// How often the knapsack is solved, with less room where the replay is above the budget.
 const REFILLS: usize = 4;
 
@@ -28,6 +30,11 @@ impl Problem {
     }
 
     fn alone(&self, node: usize, budget: Bytes) -> Option<(Vec<Checkpoint>, Replayed)> {
+        // It frees no more than autograd holds of it.
+        let held = self.nodes[node].candidate.held_by_autograd;
+        if self.baseline().peak.saturating_sub(held) > Bytes(budget.0.saturating_add(budget.0 / MARGIN)) {
+            return None;
+        }
         let candidate = &self.priced(Pricing::High)[node].candidate;
         let order = Frontier::cheapest_first(candidate);
         let saving = |items: &[usize]| vec![self.checkpoint(node, items.iter().copied())];

@@ -26,8 +26,8 @@ mod selection;
 
 pub use cancel::Cancel;
 pub use document::{
-    DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedCall, PlannedMoves, PlannedOffload,
-    PlannedOp, PlannedRegion,
+    DocumentError, PLAN_FORMAT, PLAN_VERSION, PlanDocument, PlanVariant, PlannedCall, PlannedLoss, PlannedMoves,
+    PlannedOffload, PlannedOp, PlannedRegion,
 };
 pub use error::PlanError;
 pub use explanation::{

@@ -54,7 +54,7 @@ pub(crate) struct Effort {
 }
 
 /// For a budget: some 60 ms of search, and as much to show that there is no better plan.
-const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, proof: 1_000_000, tilings: 3 };
+pub(crate) const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, proof: 1_000_000, tilings: 3 };
 /// For a point of a curve.
 const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 20_000, tilings: 3 };
 /// For a question whose answer only leads on.
@@ -96,6 +96,11 @@ impl Problem {
         exact::is_feasible(self, budget.0) || self.runs_may_be_within(budget)
     }
 
+    /// No plan without runs has a lower peak.
+    pub(crate) fn lowest_relaxed(&self) -> Bytes {
+        *self.lowest_relaxed.get_or_init(|| exact::lowest(self))
+    }
+
     pub(crate) fn exact_with(&self, budget: Bytes, effort: Effort) -> Outcome {
         self.exact_from(budget, effort, None)
     }
@@ -119,6 +124,9 @@ impl Problem {
         let least = if effort.proof > 0 { self.least_alone() } else { self.lowest_alone() };
         if least.replayed.peak > budget {
             return None;
+        }
+        if least.replayed.peak == budget && effort.proof > 0 {
+            return Some(least);
         }
         // Its bound is that of a smaller budget.
         let lower_bound = self.lower_bound(budget).unwrap_or(Millis(0.0));
@@ -165,6 +173,7 @@ impl Problem {
             let replayed = self.replay(&checkpoints);
             (replayed.peak <= budget).then_some((checkpoints, replayed))
         });
+        let was_fitted = fitted.is_some();
         let solution = match (fitted, found) {
             (Some(fitted), Some((checkpoints, replayed))) if replayed.recompute.0 < fitted.replayed.recompute.0 => {
                 let lower_bound = Millis(fitted.lower_bound.0.min(replayed.recompute.0));
@@ -179,7 +188,31 @@ impl Problem {
         };
         // A quick one is bounded once.
         let last_proof = if is_quick { 0 } else { effort.proof };
-        solution.map(|solution| self.bounded(budget, solution, last_proof))
+        let solution = solution.map(|solution| self.bounded(budget, solution, last_proof))?;
+        let gap = solution.replayed.recompute.0 / solution.lower_bound.0.max(f64::MIN_POSITIVE) - 1.0;
+        let is_open = gap > NEAR && !was_fitted || gap > SEARCHABLE && self.is_near_least(budget);
+        Some(if effort == WHOLE && is_open { self.or_least(budget, solution) } else { solution })
+    }
+
+    /// Whether a budget is one of the lowest tenth of those that may be reached.
+    fn is_near_least(&self, budget: Bytes) -> bool {
+        let (lowest, highest) = (self.lowest_relaxed().0, self.baseline().peak.0);
+        budget.0 <= lowest + (highest - lowest) / 10
+    }
+
+    /// The plan with the lowest peak in a plan's place if that takes less, and its bound if it is for the same budget.
+    fn or_least(&self, budget: Bytes, solution: Solution) -> Solution {
+        let least = self.least_alone();
+        if least.replayed.peak > budget {
+            return solution;
+        }
+        let mut lower_bound = solution.lower_bound.0;
+        if least.replayed.peak == budget {
+            lower_bound = lower_bound.max(least.lower_bound.0);
+        }
+        let best = if least.replayed.recompute.0 < solution.replayed.recompute.0 { least } else { solution };
+        let lower_bound = Millis(lower_bound.min(best.replayed.recompute.0));
+        Solution { lower_bound, ..best }
     }
 
     /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
@@ -379,7 +412,7 @@ impl Problem {
     /// above it. So budgets are tried at growing distances from there, and then between the last two.
     fn least_fitted(&self) -> Solution {
         let mut best = self.unplanned();
-        let mut low = exact::lowest(self).0.saturating_sub(1);
+        let mut low = self.lowest_relaxed().0.saturating_sub(1);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small part of the peak")]
         let near = |best: &Solution| ((LEAST_SHARE * best.replayed.peak.0 as f64) as u64).max(1);
         let mut distance = near(&best);

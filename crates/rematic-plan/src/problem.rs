@@ -4,17 +4,18 @@ use std::sync::{Arc, OnceLock};
 
 use rematic_cost::Costs;
 use rematic_replay::{Allocator, Checkpoint, Ledger, Ran, Recording, RegionId, Regions, Schedule};
-use rematic_trace::{Bytes, CallId, Millis, ModuleId, OpId, Phase, StepTrace, StorageId, Table};
+use rematic_trace::{Bytes, CallId, Category, Millis, ModuleId, OpId, Phase, StepTrace, Table};
 
 use crate::cancel::Cancel;
 use crate::enumeration::Enumeration;
 use crate::error::PlanError;
+use crate::exact;
 use crate::greedy::GreedySteps;
 use crate::node::{Ceiling, Frontiers, Limit, Node, Nodes, spans};
 use crate::planner::Solution;
 use crate::region::{Candidate, Candidates, Pricing};
 use crate::replayed::{PlannedMoment, Replayed, Replaying, Totals, first_forward};
-use crate::runs::{Credit, Slot};
+use crate::runs::Slot;
 use crate::search::{Axis, Bound, Lives};
 use crate::selection::allowed;
 
@@ -34,6 +35,9 @@ pub struct Limits {
     pub host_memory: Option<Bytes>,
     /// Calls of modules beside each other may be checkpointed as one.
     pub runs: bool,
+    /// Operators of a region of which nothing reads the results need not run again. Off unless it is asked for: on the CPU, operators
+    /// that read by an index may read more than a step for CUDA says.
+    pub skips: bool,
     /// Ends planning early.
     pub cancel: Cancel,
 }
@@ -47,6 +51,7 @@ impl Default for Limits {
             whole: false,
             host_memory: None,
             runs: true,
+            skips: false,
             cancel: Cancel::default(),
         }
     }
@@ -72,7 +77,7 @@ impl Plain {
     fn new(trace: &StepTrace, costs: &Costs, start: Ledger) -> Self {
         let first_forward = first_forward(trace);
         let plain = Schedule::plain(trace, &start);
-        let mut seen = (Replaying::new(costs, &start, first_forward), Totals::new(trace, &start));
+        let mut seen = (Replaying::new(trace, costs, &start, first_forward), Totals::new(trace, &start));
         plain.replay(&mut seen);
         let (baseline, totals, before) = (seen.0.finish(), seen.1.after, seen.1.before);
         let mut eager = Totals::new(trace, &start);
@@ -118,10 +123,10 @@ pub struct Problem {
     pub(crate) least: OnceLock<Solution>,
     /// The same, whatever it takes.
     pub(crate) lowest: OnceLock<Solution>,
+    /// The peak below which no plan without runs is; found when it is first asked for.
+    pub(crate) lowest_relaxed: OnceLock<Bytes>,
     /// The same step with runs of calls, by their length; each is made when it is first asked for.
     pub(crate) tilings: OnceLock<Vec<Slot>>,
-    /// What plans with runs may free beyond others, if that is known.
-    pub(crate) run_credit: OnceLock<Option<Credit>>,
 }
 
 impl Problem {
@@ -176,7 +181,7 @@ impl Problem {
     ) -> Result<Self, PlanError> {
         let trace = &*shared;
         let allowed = allowed(trace, &regions, &limits)?;
-        let candidates = Candidates::new(trace, &regions, &plain.start, &costs);
+        let candidates = Candidates::new(trace, &regions, &plain.start, &costs).skipping(limits.skips);
         let spans = spans(candidates, &frontiers, &plain.totals, &allowed, &limits, Pricing::Low);
         let Nodes { all: nodes, ends, ceilings, limit_of_op } = Nodes::new(trace, &regions, &plain.eager, spans);
         let beginnings = beginnings(&regions, &nodes);
@@ -203,8 +208,8 @@ impl Problem {
             greedy_steps: OnceLock::new(),
             least: OnceLock::new(),
             lowest: OnceLock::new(),
+            lowest_relaxed: OnceLock::new(),
             tilings: OnceLock::new(),
-            run_credit: OnceLock::new(),
         })
     }
 
@@ -252,9 +257,9 @@ impl Problem {
     pub(crate) fn replay_watched(&self, checkpoints: &[Checkpoint], mut watch: impl FnMut(Ran, u64)) -> Replayed {
         self.cancel.check();
         let watch = |ran: Ran, ledger: &Ledger| watch(ran, ledger.snapshot().total().0);
-        let mut replaying = Replaying::new(&self.costs, &self.plain.start, self.plain.first_forward);
+        let mut replaying = Replaying::new(&self.trace, &self.costs, &self.plain.start, self.plain.first_forward);
         if checkpoints.iter().any(|checkpoint| !checkpoint.offloaded.is_empty()) {
-            replaying = replaying.copying(&self.trace);
+            replaying = replaying.copying();
         }
         let mut seen = (replaying, watch);
         self.schedule(checkpoints).replay(&mut seen);
@@ -312,7 +317,8 @@ impl Problem {
             return None;
         }
         self.planned_run(id).or_else(|| {
-            let mut candidates = Candidates::new(&self.trace, &self.regions, &self.plain.start, &self.costs);
+            let mut candidates =
+                Candidates::new(&self.trace, &self.regions, &self.plain.start, &self.costs).skipping(self.limits.skips);
             candidates.candidate(region, Pricing::Low).map(Arc::new)
         })
     }
@@ -320,10 +326,7 @@ impl Problem {
     /// A node checkpointed with some of its items saved.
     pub(crate) fn checkpoint(&self, node: usize, items: impl Iterator<Item = usize>) -> Checkpoint {
         let node = &self.nodes[node];
-        let ops = items.flat_map(|item| &node.candidate.items[item].ops).chain(&node.candidate.always_saved);
-        let mut saved: Vec<OpId> = ops.map(|op| OpId::new(node.start + op)).collect();
-        saved.sort_unstable();
-        Checkpoint::new(node.region, saved)
+        node.candidate.checkpoint(node.region, node.start, items)
     }
 
     /// The step as it is, as a plan.
@@ -356,14 +359,25 @@ impl Problem {
         self.around[node]
     }
 
-    /// What a storage takes.
-    pub(crate) fn footprint(&self, storage: StorageId) -> Bytes {
-        self.plain.start.footprint(storage)
-    }
-
     /// Bytes in use before the step.
     pub(crate) fn start_bytes(&self) -> Bytes {
         self.plain.start.snapshot().total()
+    }
+
+    /// Of these, what no batch, no loss and no plan changes: parameters, buffers and the optimizer's state.
+    #[must_use]
+    pub fn state_bytes(&self) -> Bytes {
+        let before = self.plain.start.snapshot();
+        before[Category::Parameter] + before[Category::Buffer] + before[Category::Optimizer]
+    }
+
+    /// Bytes in use when the last layer has returned, in the step as it is, without what is left of the previous step.
+    #[must_use]
+    pub fn held_by_layers(&self) -> Bytes {
+        let last = exact::outermost(self).into_iter().map(|node| self.nodes[node].end).max();
+        let behind = last.map(OpId::new).filter(|op| op.index() < self.trace.ops().len());
+        let left = self.start_bytes().saturating_sub(self.state_bytes());
+        behind.map_or(self.state_bytes(), |op| self.before(op).saturating_sub(left))
     }
 
     /// Bytes in use just before an operator of the plain step.
@@ -382,7 +396,8 @@ impl Problem {
             Pricing::Low => &self.nodes,
             Pricing::High => self.dear_nodes.get_or_init(|| {
                 let plain = &self.plain;
-                let candidates = Candidates::new(&self.trace, &self.regions, &plain.start, &self.costs);
+                let candidates =
+                    Candidates::new(&self.trace, &self.regions, &plain.start, &self.costs).skipping(self.limits.skips);
                 let (totals, high) = (&plain.totals, Pricing::High);
                 let spans = spans(candidates, &self.frontiers, totals, &self.allowed, &self.limits, high);
                 Nodes::new(&self.trace, &self.regions, &plain.eager, spans).all

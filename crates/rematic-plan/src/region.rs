@@ -7,10 +7,12 @@ mod bundle;
 mod candidate;
 mod frontier;
 mod lifetime;
+mod skipping;
 mod writes;
 
 pub use bundle::{Bundle, Fate, bundles, nearest_saved};
 pub use candidate::{Candidate, Candidates, Item, Pricing};
 pub use frontier::{Frontier, Point};
 pub use lifetime::Lifetimes;
+pub(crate) use skipping::Skipping;
 pub use writes::Writes;

@@ -11,7 +11,7 @@ pub struct Replayed {
     pub snapshot: Snapshot,
     /// The operator after which they are in use; `None` if nothing rises above the start of the step.
     pub at: Option<Ran>,
-    /// How much more is in use after the last operator of the model's first forward than before its first one.
+    /// What the model's first forward has made and is in use after its last operator.
     pub forward: Bytes,
     /// Time of the operators that run again.
     pub recompute: Millis,
@@ -56,12 +56,14 @@ impl Copying<'_> {
 
 /// Watches a step for what a plan is judged by.
 pub(crate) struct Replaying<'a> {
+    trace: &'a StepTrace,
     costs: &'a Costs,
     highest: Highest,
     /// The first and the last operator of the model's first forward.
     first: Option<OpId>,
     last: Option<OpId>,
-    before_forward: Bytes,
+    /// What is in use that was there before it, while it runs.
+    from_before: Option<Bytes>,
     forward: Bytes,
     recompute: Millis,
     recomputed: Vec<OpId>,
@@ -69,14 +71,15 @@ pub(crate) struct Replaying<'a> {
 }
 
 impl<'a> Replaying<'a> {
-    pub(crate) fn new(costs: &'a Costs, start: &Ledger, forward: Option<(OpId, OpId)>) -> Self {
+    pub(crate) fn new(trace: &'a StepTrace, costs: &'a Costs, start: &Ledger, forward: Option<(OpId, OpId)>) -> Self {
         let (first, last) = forward.unzip();
         Replaying {
+            trace,
             costs,
             highest: Highest::from(start),
             first,
             last,
-            before_forward: Bytes(0),
+            from_before: None,
             forward: Bytes(0),
             recompute: Millis(0.0),
             recomputed: Vec::new(),
@@ -85,8 +88,8 @@ impl<'a> Replaying<'a> {
     }
 
     /// The same for a plan that offloads.
-    pub(crate) fn copying(mut self, trace: &'a StepTrace) -> Self {
-        let costs = self.costs;
+    pub(crate) fn copying(mut self) -> Self {
+        let (trace, costs) = (self.trace, self.costs);
         let time_of: TimeOf<'a> = Box::new(move |op| costs.time(op));
         let clock = Clock::new(trace, time_of).with_copies(costs.host_rate().time(Bytes(1)));
         self.copying = Some(Copying { clock, host: Host::new(trace) });
@@ -115,14 +118,23 @@ impl Observer for Replaying<'_> {
         }
         match action {
             Action::Launch(ran) if self.first == Some(ran.op) && !ran.again => {
-                self.before_forward = ledger.snapshot().total();
+                self.from_before = Some(ledger.snapshot().total());
+            }
+            // What a module kept of the step before goes when it is replaced.
+            Action::Free(buffer) if self.from_before.is_some() => {
+                let birth = self.trace.storages()[ledger.storage_of(buffer).0].birth;
+                if let Some(bytes) = self.from_before.as_mut().filter(|_| birth.is_none_or(|op| Some(op) < self.first))
+                {
+                    *bytes = bytes.saturating_sub(ledger.footprint(buffer));
+                }
             }
             Action::Run(ran) if ran.again => {
                 self.recompute += self.costs.time(ran.op);
                 self.recomputed.push(ran.op);
             }
             Action::Run(ran) if self.last == Some(ran.op) => {
-                self.forward = ledger.snapshot().total().saturating_sub(self.before_forward);
+                let from_before = self.from_before.take().unwrap_or_default();
+                self.forward = ledger.snapshot().total().saturating_sub(from_before);
             }
             _ => {}
         }

@@ -4,34 +4,22 @@
 //! single calls do not, and make more again at once. Which calls go together is decided for all at once: a [`Tiling`] cuts every
 //! [chain](rematic_replay::long_chains) into runs of one length, one more level in the tree of regions, and is planned like any
 //! step; single calls and what is inside them can still be chosen there. Lengths are tried where single calls do not reach the
-//! budget or, if the answer is not a quick one, are dear.
+//! budget or, if the answer is not a quick one, where single calls recompute more than half of the forward.
 //!
 //! # The bound
 //!
-//! The relaxation of [`exact`](crate::exact) is one for plans of single calls. A plan with runs, within a budget B, becomes one of
-//! single calls if every run is taken apart and each of its calls keeps its part of the policy. That takes no more time: a call that
-//! is recomputed alone stops where nothing more is needed. Between forward and backward it frees what the run freed but for
-//!
-//! - what one call of a chain makes and another one is given, reads or saves, which the run does not keep between them, and
-//! - what calls that cannot be checkpointed alone hold for their own backward.
-//!
-//! Let D be how many of these bytes the plan frees. At every moment the plan of single calls frees no less than the run less D, so its
-//! constraints hold for the budget B + D, and it takes at least the bound L(B + D) for single calls. What is freed has to be made again
-//! by an operator that no call runs again alone, and so do larger tensors that only the end of that call makes, unless they are kept in
-//! its place: D bytes take at least g(D), the cheapest of them first. No plan within B takes less than the least of L(B + D) + g(D).
-//!
-//! It needs every part of a policy to be one of the call's own: where a call changes in place what another call of its chain has
-//! made, there is no such bound.
+//! A plan with runs is one of a tiling, and so is every plan of single calls. Each tiling is a step like any other, with bounds for
+//! all of its plans; no plan of single calls and of runs of the lengths that are tried takes less than the least of them. A
+//! tiling that is not planned, for it cannot be better by much, has a bound too, which is often a quick one.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use rematic_replay::{Chain, Checkpoint, RegionId, Regions, births, long_chains, tiles};
-use rematic_trace::{Bytes, CallId, Event, Millis, OpId, Phase, StorageId, Table, Verdict};
+use rematic_replay::{Chain, Checkpoint, RegionId, Regions, long_chains, tiles};
+use rematic_trace::{Bytes, Millis, Phase, Table, Verdict};
 
 use crate::exact;
-use crate::planner::{Effort, Outcome, Solution};
+use crate::planner::{Effort, NEAR, Outcome, Solution, WHOLE};
 use crate::problem::{Limits, Problem};
 use crate::region::Candidate;
 
@@ -41,22 +29,33 @@ const DEAR: f64 = 0.5;
 const WORTH: f64 = 3e-3;
 /// After so many tilings whose bounds are no lower, longer runs are not looked at.
 const RISES: usize = 2;
-/// In so many steps the bytes that runs free are looked through for a bound.
-const CREDIT_STEPS: u64 = 16;
+/// Peaks that differ by a smaller part than one in so many are one: the search for the lowest one ends there.
+const SAME_PEAK: u64 = 5000;
+/// So few tilings are all looked at.
+const FEW_TILINGS: usize = 6;
+/// The part of a proof that a tiling is worth that is not planned.
+const UNPLANNED: usize = 20;
 
 /// The step with every chain cut into runs of one length.
 pub(crate) struct Tiling {
     problem: Problem,
     /// Its regions, among those of the problem that it was made for.
     regions: Table<RegionId, RegionId>,
-    /// No plan has a lower peak; found when it is first asked for.
-    lowest: OnceLock<Bytes>,
+    /// The other way round.
+    named: HashMap<RegionId, RegionId>,
 }
 
 /// A tiling that is made when it is first asked for.
 pub(crate) struct Slot {
+    length: usize,
     runs: Vec<Chain>,
     tiling: OnceLock<Option<Tiling>>,
+}
+
+impl Slot {
+    fn tiling(&self, base: &Problem) -> Option<&Tiling> {
+        self.tiling.get_or_init(|| Tiling::new(base, self.runs.clone())).as_ref()
+    }
 }
 
 impl Tiling {
@@ -69,11 +68,13 @@ impl Tiling {
         let ids: Option<Table<RegionId, RegionId>> = ids.collect();
         let limits = Limits { runs: false, ..base.limits.clone() };
         let problem = base.with_other_regions(limits, regions).ok()?;
-        Some(Tiling { problem, regions: ids?, lowest: OnceLock::new() })
+        let regions = ids?;
+        let named = regions.entries().map(|(id, named)| (*named, id)).collect();
+        Some(Tiling { problem, regions, named })
     }
 
     fn lowest(&self) -> Bytes {
-        *self.lowest.get_or_init(|| exact::lowest(&self.problem))
+        self.problem.lowest_relaxed()
     }
 
     /// A plan of the tiling as one of the problem that it was made for.
@@ -83,7 +84,7 @@ impl Tiling {
     }
 
     fn candidate(&self, region: RegionId) -> Option<Arc<Candidate>> {
-        let (id, _) = self.regions.entries().find(|(_, named)| **named == region)?;
+        let id = *self.named.get(&region)?;
         let node = self.problem.nodes.binary_search_by_key(&id, |node| node.region).ok()?;
         Some(Arc::clone(&self.problem.nodes[node].candidate))
     }
@@ -95,7 +96,12 @@ impl Problem {
     pub fn least(&self) -> Solution {
         let Some(tiling) = self.lowest_tiling() else { return self.least_alone() };
         let found = tiling.problem.least_alone();
-        self.bounded_by_all(found.replayed.peak, tiling.translated(found))
+        let budget = found.replayed.peak;
+        let may_be = |other: &&Tiling| !std::ptr::eq(*other, tiling) && other.lowest() <= budget;
+        let bound = |other| Looked { bound: quick_bound(other, budget), tiling: other, plan: None };
+        let mut looked: Vec<Looked> = self.tilings().filter(may_be).map(bound).collect();
+        looked.push(Looked { bound: found.lower_bound.0, tiling, plan: Some(found.clone()) });
+        bounded_by(&looked, budget, tiling.translated(found), WHOLE)
     }
 
     /// A plan with the lowest peak, whatever it takes.
@@ -107,58 +113,103 @@ impl Problem {
     }
 
     /// The tiling with the lowest peak, if it is below that of single calls.
+    ///
+    /// No plan has a lower peak than its relaxation, so those with the lowest one are planned first, and the others only as long as
+    /// theirs is below what was found.
     fn lowest_tiling(&self) -> Option<&Tiling> {
-        let mut peak = self.lowest_alone().replayed.peak;
-        let mut best = None;
-        let mut tilings: Vec<&Tiling> = self.tilings().collect();
-        tilings.sort_by_key(|tiling| tiling.lowest());
-        for tiling in tilings {
-            if tiling.lowest() >= peak {
+        let mut ways: Vec<(Bytes, Option<&Tiling>)> = vec![(self.lowest_relaxed(), None)];
+        ways.extend(self.likely_tilings().into_iter().map(|tiling| (tiling.lowest(), Some(tiling))));
+        ways.sort_by_key(|(lowest, _)| *lowest);
+        let (mut peak, mut best) = (Bytes(u64::MAX), None);
+        for (lowest, way) in ways {
+            let near = if self.slots().len() <= FEW_TILINGS { lowest } else { nearly(lowest) };
+            if near >= peak {
                 break;
             }
-            let found = tiling.problem.lowest_alone().replayed.peak;
+            let found = way.map_or(self, |tiling| &tiling.problem).lowest_alone().replayed.peak;
             if found < peak {
-                (peak, best) = (found, Some(tiling));
+                (peak, best) = (found, way);
             }
         }
         best
     }
 
-    /// A plan with runs, with a bound for all plans.
-    fn bounded_by_all(&self, budget: Bytes, solution: Solution) -> Solution {
-        let credit = self.run_credit.get_or_init(|| Credit::of(self, &long_chains(&self.trace)));
-        let time = solution.replayed.recompute;
-        let lower_bound = credit.as_ref().map_or(Millis(0.0), |credit| credit.bound(self, budget, time));
-        Solution { lower_bound, ..solution }
+    /// Tilings around the one whose relaxation has the lowest peak. It falls with the length of the runs, as fewer inputs are kept, and
+    /// rises again, as more is made again at once: so lengths are looked at from the square root of the longest chain's on, in both
+    /// directions, until it rises.
+    fn likely_tilings(&self) -> Vec<&Tiling> {
+        let slots = self.slots();
+        if slots.len() <= FEW_TILINGS {
+            return self.tilings().collect();
+        }
+        let longest = slots.last().map_or(0, |slot| slot.length);
+        let middle = slots.partition_point(|slot| slot.length * slot.length < longest);
+        let (shorter, longer) = slots.split_at(middle);
+        let mut found = self.until_they_rise(longer.iter());
+        found.extend(self.until_they_rise(shorter.iter().rev()));
+        found
+    }
+
+    fn until_they_rise<'s>(&'s self, slots: impl Iterator<Item = &'s Slot>) -> Vec<&'s Tiling> {
+        let mut found: Vec<&Tiling> = Vec::new();
+        let (mut least, mut since) = (Bytes(u64::MAX), 0);
+        for tiling in slots.filter_map(|slot| slot.tiling(self)) {
+            found.push(tiling);
+            since = if tiling.lowest() < least { 0 } else { since + 1 };
+            least = least.min(tiling.lowest());
+            if since >= RISES {
+                break;
+            }
+        }
+        found
     }
 
     /// What runs make of the answer for a budget that was found without them.
     pub(crate) fn with_runs(&self, budget: Bytes, effort: Effort, alone: Option<Solution>) -> Outcome {
-        let is_enough =
-            |found: &Solution| effort.proof == 0 || found.replayed.recompute.0 <= DEAR * self.forward_time();
-        if alone.as_ref().is_some_and(is_enough)
+        let limit = match &alone {
+            Some(_) if effort.proof == 0 => 0.0,
+            Some(found) => self.worth_with_runs(found.replayed.recompute.0),
+            None => f64::INFINITY,
+        };
+        if limit <= 0.0
             && let Some(solution) = alone
         {
             return Outcome { verdict: Verdict::Planned, solution };
         }
-        let mut best = alone;
-        for (bound, tiling) in self.promising(budget).into_iter().take(effort.tilings) {
-            if best.as_ref().is_some_and(|best| best.replayed.recompute.0 * (1.0 - WORTH) <= bound) {
-                break;
+        let (mut best, mut has_runs) = (alone, false);
+        let mut looked: Vec<Looked> = Vec::new();
+        for (at, (bound, tiling)) in self.promising(budget).into_iter().enumerate() {
+            let may_be = |best: &Solution| best.replayed.recompute.0 * (1.0 - WORTH) > bound;
+            looked.push(Looked { bound, tiling, plan: None });
+            if at >= effort.tilings || bound >= limit || !best.as_ref().is_none_or(may_be) {
+                continue;
             }
             let Some(found) = tiling.problem.exact_alone(budget, effort, None) else { continue };
+            looked[at] = Looked { bound: bound.max(found.lower_bound.0), tiling, plan: Some(found.clone()) };
             if best.as_ref().is_none_or(|best| found.replayed.recompute.0 < best.replayed.recompute.0) {
-                best = Some(self.bounded_by_all(budget, tiling.translated(found)));
+                (best, has_runs) = (Some(tiling.translated(found)), true);
             }
         }
-        match best {
-            Some(solution) => Outcome { verdict: Verdict::Planned, solution },
+        if effort == WHOLE && (has_runs || best.is_none()) {
+            let is_new = |tiling: &&Tiling| !looked.iter().any(|known| std::ptr::eq(known.tiling, *tiling));
+            let others: Vec<&Tiling> = self.tilings().filter(is_new).collect();
+            let known =
+                others.into_iter().map(|tiling| Looked { bound: quick_bound(tiling, budget), tiling, plan: None });
+            looked.extend(known);
+        }
+        let solution = match best {
+            Some(best) if has_runs => bounded_by(&looked, budget, best, effort),
+            Some(best) => best,
             None => {
-                let solution = if effort.proof > 0 { self.least() } else { self.lowest() };
-                let fits = solution.replayed.peak <= budget;
-                Outcome { verdict: if fits { Verdict::Planned } else { Verdict::Infeasible }, solution }
+                let least = if effort.proof > 0 { self.least() } else { self.lowest() };
+                if least.replayed.peak > budget {
+                    return Outcome { verdict: Verdict::Infeasible, solution: least };
+                }
+                // Its bound is that of a smaller budget.
+                bounded_by(&looked, budget, least, effort)
             }
-        }
+        };
+        Outcome { verdict: Verdict::Planned, solution }
     }
 
     /// Tilings with a solution for a budget and their bounds, the lowest first. Bounds fall with the length of the runs and then
@@ -181,13 +232,24 @@ impl Problem {
 
     /// Whether the relaxation of a tiling has a solution for a budget.
     pub(crate) fn runs_may_be_within(&self, budget: Bytes) -> bool {
-        self.tilings().any(|tiling| exact::is_feasible(&tiling.problem, budget.0))
+        self.start_bytes() <= budget && self.likely_tilings().iter().any(|tiling| tiling.lowest() <= budget)
     }
 
     /// What decides about a run that was planned.
     pub(crate) fn planned_run(&self, region: RegionId) -> Option<Arc<Candidate>> {
         let made = self.tilings.get()?.iter().filter_map(|slot| slot.tiling.get()?.as_ref());
         made.into_iter().find_map(|tiling| tiling.candidate(region))
+    }
+
+    /// The bound that a tiling must be below to be worth a plan, beside one of single calls that takes so long; 0 if none is.
+    ///
+    /// Where single calls are dear it is their time. Otherwise runs must promise more than single calls do, by the same
+    /// quick bound, and what they may bring is asked before any is made.
+    fn worth_with_runs(&self, time: f64) -> f64 {
+        if !self.limits.runs {
+            return 0.0;
+        }
+        if time > DEAR * self.forward_time() { time * (1.0 - WORTH) } else { 0.0 }
     }
 
     /// Time of all operators of forward.
@@ -198,172 +260,57 @@ impl Problem {
 
     /// By length of the runs, the shortest first.
     fn tilings(&self) -> impl Iterator<Item = &Tiling> {
-        let slots = self.tilings.get_or_init(|| {
+        self.slots().iter().filter_map(|slot| slot.tiling(self))
+    }
+
+    fn slots(&self) -> &[Slot] {
+        self.tilings.get_or_init(|| {
             if !self.limits.runs {
                 return Vec::new();
             }
             let chains = long_chains(&self.trace);
             let longest = chains.iter().map(Vec::len).max().unwrap_or(0);
-            let slot = |length| Slot { runs: tiles(&chains, length), tiling: OnceLock::new() };
+            let slot = |length| Slot { length, runs: tiles(&chains, length), tiling: OnceLock::new() };
             lengths(longest).map(slot).collect()
-        });
-        slots.iter().filter_map(|slot| slot.tiling.get_or_init(|| Tiling::new(self, slot.runs.clone())).as_ref())
+        })
     }
 }
 
-/// What plans with runs may free beyond those of single calls.
-pub(crate) struct Credit {
-    /// Bytes, and the time that each of them takes at least; the cheapest first.
-    parts: Vec<(u64, f64)>,
+/// A peak that is larger by so little that a search may not tell the two apart.
+fn nearly(peak: Bytes) -> Bytes {
+    Bytes(peak.0.saturating_add(peak.0 / SAME_PEAK))
 }
 
-impl Credit {
-    /// `None` if it is not known. In time linear in the step, times the depth of the chains in each other.
-    fn of(problem: &Problem, chains: &[Chain]) -> Option<Self> {
-        let trace = &*problem.trace;
-        let calls = Calls::new(problem);
-        // With the calls that make them.
-        let mut credited: BTreeMap<StorageId, Vec<CallId>> = BTreeMap::new();
-        for chain in chains {
-            let makers: Vec<(usize, CallId)> = chain.iter().map(|call| (calls.ops[*call].end, *call)).collect();
-            let maker = |storage: StorageId| {
-                let birth = trace.storages()[storage].birth?.index();
-                let (_, call) = makers.get(makers.partition_point(|(end, _)| *end <= birth))?;
-                (calls.ops[*call].start <= birth).then_some(*call)
-            };
-            for &call in chain {
-                let other = |storage: StorageId| Some((storage, maker(storage).filter(|maker| *maker != call)?));
-                let given = trace.call(call).inputs.iter().chain(&trace.call(call).keywords).copied();
-                let mut found: Vec<(StorageId, CallId)> = given.filter_map(other).collect();
-                for op in &trace.ops().items()[calls.ops[call].clone()] {
-                    if trace.mutates(op).iter().any(|storage| other(*storage).is_some()) {
-                        return None;
-                    }
-                    let saves = || trace.saves(op).iter().map(|tensor| tensor.storage);
-                    let read = trace.inputs(op).iter().map(|tensor| tensor.storage);
-                    found.extend(read.chain(saves()).filter_map(other));
-                    if calls.ends[call].is_none() {
-                        found.extend(saves().filter_map(|storage| Some((storage, maker(storage)?))));
-                    }
-                }
-                for (storage, maker) in found {
-                    let makers = credited.entry(storage).or_default();
-                    if !makers.contains(&maker) {
-                        makers.push(maker);
-                    }
-                }
-            }
-        }
-        let births = credited.keys().filter_map(|storage| trace.storages()[*storage].birth).map(OpId::index);
-        let births: BTreeSet<usize> = births.collect();
-        let part = |(storage, makers): (&StorageId, &Vec<CallId>)| {
-            let prices = makers.iter().map(|call| calls.price(problem, &births, *call, *storage));
-            (problem.footprint(*storage).0, prices.fold(f64::INFINITY, f64::min))
-        };
-        let mut parts: Vec<(u64, f64)> = credited.iter().map(part).collect();
-        parts.sort_by(|a, b| a.1.total_cmp(&b.1));
-        Some(Credit { parts })
-    }
-
-    /// The least time that so many bytes take.
-    fn time(&self, bytes: u64) -> f64 {
-        let mut left = bytes;
-        let mut time = 0.0;
-        for &(bytes, price) in &self.parts {
-            time += left.min(bytes) as f64 * price;
-            left = left.saturating_sub(bytes);
-        }
-        time
-    }
-
-    /// No plan within a budget takes less; a plan that takes `known` is within it.
-    fn bound(&self, problem: &Problem, budget: Bytes, known: Millis) -> Millis {
-        let all: u64 = self.parts.iter().map(|(bytes, _)| bytes).sum();
-        // By step: what plans take at least that free so many bytes, and the budget of the plans of single calls that they become.
-        let step = |step: u64| {
-            let to = if step + 1 == CREDIT_STEPS { all } else { all / CREDIT_STEPS * (step + 1) };
-            (self.time(all / CREDIT_STEPS * step), budget.0.saturating_add(to))
-        };
-        let cheap = (0..CREDIT_STEPS).map(step).take_while(|(time, _)| *time < known.0);
-        // Where no plan of single calls is within so much, none with runs frees so little.
-        let quick =
-            cheap.filter_map(|(time, budget)| Some((exact::quick_bound(problem, budget)? + time, time, budget)));
-        let mut steps: Vec<(f64, f64, u64)> = quick.collect();
-        steps.sort_by(|(a, ..), (b, ..)| a.total_cmp(b));
-        // Only the least counts: it is worked out where the quick bound is below it.
-        let mut bound = known.0;
-        for (quick, time, budget) in steps {
-            if quick >= bound {
-                break;
-            }
-            if let Some(single) = problem.lower_bound(Bytes(budget)) {
-                bound = bound.min(single.0 + time);
-            }
-        }
-        Millis(bound)
-    }
+/// What is known about a tiling and a budget.
+struct Looked<'a> {
+    /// None of its plans within the budget takes less.
+    bound: f64,
+    tiling: &'a Tiling,
+    /// The plan that was found, if it was planned.
+    plan: Option<Solution>,
 }
 
-/// What is known about the calls of a step.
-struct Calls {
-    /// The operators of the forward of each.
-    ops: Table<CallId, Range<usize>>,
-    /// Where the recomputation of each ends if it is alone; `None` if it cannot be checkpointed alone.
-    ends: Table<CallId, Option<usize>>,
-    /// How many operators have run when a storage's last ordinary reference goes.
-    dropped: Table<StorageId, usize>,
+/// A plan with a bound for those of all tilings that may be within the budget.
+fn bounded_by(looked: &[Looked], budget: Bytes, solution: Solution, effort: Effort) -> Solution {
+    let time = solution.replayed.recompute.0;
+    let mut lower_bound = time;
+    for Looked { bound, tiling, plan } in looked {
+        let mut bound = *bound;
+        let near = plan.as_ref().map_or(&[][..], |plan| &plan.checkpoints);
+        // Whatever can be shown for its own plan is shown.
+        let is_known = plan.as_ref().is_some_and(|plan| plan.replayed.recompute.0 <= time);
+        if bound < lower_bound * (1.0 - NEAR) && effort.proof > 0 && !is_known {
+            let work = effort.proof / UNPLANNED;
+            bound = bound.max(tiling.problem.proven_bound(budget, near, (bound, lower_bound), work));
+        }
+        lower_bound = lower_bound.min(bound);
+    }
+    Solution { lower_bound: Millis(lower_bound), ..solution }
 }
 
-impl Calls {
-    fn new(problem: &Problem) -> Self {
-        let trace = &*problem.trace;
-        let mut ops = trace.calls().filled(0..0);
-        let mut dropped = trace.storages().filled(usize::MAX);
-        let mut next_op = 0;
-        for &event in trace.events() {
-            match event {
-                Event::Op(op) => next_op = op.index() + 1,
-                Event::Enter(call) => ops[call] = next_op..next_op,
-                Event::Exit(call) => ops[call].end = next_op,
-                Event::Drop(storage) => dropped[storage] = next_op,
-                _ => {}
-            }
-        }
-        let mut ends = trace.calls().filled(None);
-        for region in problem.nodes.iter().map(|node| problem.regions().region(node.region)) {
-            ends[region.call] = Some(region.stop.index() + usize::from(region.stop_runs));
-        }
-        Calls { ops, ends, dropped }
-    }
-
-    /// The time per byte that it takes at least to make a storage of a call again that a run need not keep.
-    ///
-    /// Its maker runs again, which is in the call's own time already if the call alone runs it again. If nothing else that is
-    /// credited is made behind the end of the call's own recomputation, so does all else there that makes no less and that nothing
-    /// holds when the call is over: to keep that in its place frees nothing.
-    fn price(&self, problem: &Problem, credited: &BTreeSet<usize>, call: CallId, storage: StorageId) -> f64 {
-        let trace = &*problem.trace;
-        let Some(maker) = trace.storages()[storage].birth else { return 0.0 };
-        let end = self.ends[call];
-        if end.is_some_and(|end| maker.index() < end) {
-            return 0.0;
-        }
-        let bytes = problem.footprint(storage).0.max(1) as f64;
-        let made = |op: OpId| births(trace, op).map(|storage| problem.footprint(storage).0).sum::<u64>() as f64;
-        let own = problem.costs.time(maker).0 / made(maker).max(bytes);
-        let Some(end) = end else { return own };
-        let tail = end.max(self.ops[call].start)..maker.index();
-        let is_only = credited.range(end..self.ops[call].end).all(|at| *at == maker.index());
-        if !is_only || births(trace, maker).count() > 1 {
-            return own;
-        }
-        let runs_again = |op: &OpId| {
-            let goes = |storage: StorageId| self.dropped[storage] <= self.ops[call].end;
-            births(trace, *op).count() == 1 && made(*op) >= bytes && births(trace, *op).all(goes)
-        };
-        let before: f64 = tail.map(OpId::new).filter(runs_again).map(|op| problem.costs.time(op).0).sum();
-        own + before / bytes
-    }
+/// A bound for all plans of a tiling within a budget.
+fn quick_bound(tiling: &Tiling, budget: Bytes) -> f64 {
+    exact::quick_bound(&tiling.problem, budget.0).unwrap_or(f64::INFINITY)
 }
 
 /// The lengths of runs that are tried for chains of so many calls: 2, 3, 4, 6, 8, 12, …, up to the longest chain.

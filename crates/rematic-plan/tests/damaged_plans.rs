@@ -50,7 +50,9 @@ static VARIANTS: LazyLock<Vec<u8>> = LazyLock::new(|| {
 
 fn problem() -> Problem {
     let (trace, costs) = &*STEP;
-    Problem::new(trace.clone(), costs.clone(), Limits::default()).unwrap()
+    // A plan for several variants has none.
+    let limits = Limits { runs: false, ..Limits::default() };
+    Problem::new(trace.clone(), costs.clone(), limits).unwrap()
 }
 
 /// What became of a damaged plan.

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use rematic::options::DEVICE;
-use rematic::{CostError, Devices, Error};
+use rematic::{CardKind, CostError, CostRule, CostSource, Devices, Error, Target};
 
 use crate::error::{PlanError, RematicError, exception};
 
@@ -33,6 +33,23 @@ impl FromPyObject<'_, '_> for DeviceName {
 #[pyfunction]
 pub(crate) fn devices() -> Vec<String> {
     Devices::builtin().all().iter().map(|device| device.name.clone()).collect()
+}
+
+/// The kind of card that a device is, if that is known.
+pub(crate) fn card_of(name: &str) -> PyResult<Option<CardKind>> {
+    let sheet = CostSource::Rule(CostRule::default());
+    Ok(Target::find(name, None, sheet).map_err(unknown)?.card())
+}
+
+/// The kind of card that a device of that name is, or one of that compute capability (80 for 8.0).
+#[pyfunction]
+#[pyo3(signature = (name, capability=None))]
+pub(crate) fn card_kind(name: &str, capability: Option<u32>) -> PyResult<String> {
+    let kind = match capability {
+        Some(capability) => CardKind::of(capability),
+        None => card_of(name)?.unwrap_or_default(),
+    };
+    Ok(kind.to_string())
 }
 
 /// What was asked of a device that is not known, with those that are.

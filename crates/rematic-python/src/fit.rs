@@ -53,9 +53,10 @@ type Varies = (bool, bool, bool, bool);
 
 impl Steps for Made {
     fn step(&self, size: &StepSize) -> Result<StepTrace, Error> {
-        let StepSize { batch, seq, tp, ranks, fused } = *size;
+        let StepSize { batch, seq, tp, ranks, fused, card, .. } = *size;
+        let card = card.map(|card| card.to_string());
         Python::attach(|py| {
-            let made = self.step.call1(py, (batch, seq, tp, ranks, fused));
+            let made = self.step.call1(py, (batch, seq, tp, ranks, fused, card));
             let made = made.and_then(|made| Ok(made.bind(py).cast::<Trace>()?.get().step.clone()));
             made.map(|step| (*step).clone()).map_err(|raised| {
                 let why = raised.value(py).to_string();
@@ -83,7 +84,7 @@ impl Steps for Made {
 }
 
 /// What fits, of steps that `step` makes: a function of batch, sequence, ranks that share the model, ranks among which it is
-/// spread, and whether the optimizer is to be fused.
+/// spread, whether the optimizer is to be fused, and the kind of card.
 #[pyfunction]
 #[pyo3(signature = (step, varies, *, batch, seq, gpus, tp, mixed, device, device_file, alloc_conf))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]

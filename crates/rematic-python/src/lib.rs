@@ -60,6 +60,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(explain::explain, module)?)?;
     module.add_function(wrap_pyfunction!(report::report, module)?)?;
     module.add_function(wrap_pyfunction!(device::devices, module)?)?;
+    module.add_function(wrap_pyfunction!(device::card_kind, module)?)?;
     module.add_function(wrap_pyfunction!(cost::signatures, module)?)?;
     module.add_function(wrap_pyfunction!(cost::modelled_shares, module)?)?;
     module.add_function(wrap_pyfunction!(compat::sac_milp, module)?)?;

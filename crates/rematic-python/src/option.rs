@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use rematic::options::{self, Named};
+use rematic::options::{self, LossChoice, Named};
 use rematic::{
-    Allocator, AttentionKernel, Bytes, CostSource, Dtype, HostBandwidth, Limits, Lora, LossKind, MilpSettings,
-    NoConnection, Optimizer, Planner, Settings, SettingsError, Target,
+    Allocator, AttentionKernel, Bytes, CostSource, Dtype, HostBandwidth, Limits, Lora, MilpSettings, NoConnection,
+    Optimizer, Planner, Settings, SettingsError, Target,
 };
 
 use crate::cost::CostTable;
@@ -164,7 +164,7 @@ pub(crate) fn list(patterns: Option<Patterns>) -> Vec<String> {
     }
 }
 
-pub(crate) fn loss(name: &str) -> PyResult<LossKind> {
+pub(crate) fn loss(name: &str) -> PyResult<LossChoice> {
     choose("loss", name, options::LOSSES)
 }
 
@@ -214,6 +214,9 @@ pub(crate) fn with_host(
         HostRate::Rate(rate) => rate.to_string(),
         HostRate::Text(text) => text,
     });
+    if memory.is_none() && rate.is_some() {
+        return Err(exception(rematic::Error::UnusedHostBandwidth));
+    }
     let wrong = |error: NoConnection| RematicError::new_err(format!("host_bandwidth: {error}"));
     let rate = rate.map(|rate| rate.parse::<HostBandwidth>().map_err(wrong)).transpose()?;
     *target = target.clone().with_host(rate);

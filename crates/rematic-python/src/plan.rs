@@ -4,18 +4,19 @@ use std::sync::Arc;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use rematic::options::LossChoice;
 use rematic::{
-    Bytes, Error, Memory, Origin, PlanAnswer, PlanDocument, PlanReport, Planner, StepTrace, Study, Style, Target,
-    Verdict, Ways, variants_text,
+    Bytes, Error, LossKind, Memory, Origin, PlanAnswer, PlanDocument, PlanReport, Planner, StepTrace, Study, Style,
+    Target, Verdict, Ways, variants_text,
 };
 use rematic_trace::Decision;
 
 use crate::device::{DeviceName, no_budget_for_host};
-use crate::error::{exception, infeasible, warn};
+use crate::error::{PlanError, exception, infeasible, warn};
 use crate::option::{self, HostRate, Patterns, TableOrPath, target};
 use crate::study::Question;
 use crate::trace::facts;
-use crate::variant::{Traces, Variant};
+use crate::variant::{CHUNKED_LOSS, Traces, Variant};
 use crate::work::interruptible;
 
 /// What to drop and recompute in a step, with what was promised.
@@ -54,6 +55,8 @@ pub(crate) struct Region {
     policy: Vec<(String, bool)>,
     /// The positions of those whose outputs lie on the host between forward and backward.
     offloaded: Vec<usize>,
+    /// The positions of those that do not run again, as nothing reads what they make.
+    skipped: Vec<usize>,
     /// Bytes that go to the host, and come back.
     offload_bytes: u64,
     /// The region of the plan, from 0, with the end of whose forward these outputs leave the device.
@@ -114,6 +117,7 @@ impl Plan {
             pace: None,
             measured: None,
             ways: &Ways::default(),
+            loss: None,
         };
         report.text(Style::default())
     }
@@ -139,6 +143,11 @@ fn with_variants(document: &PlanDocument, shown: &PlanDocument, text: &str) -> S
     if table.is_empty() { text.to_owned() } else { format!("{table}\nVariant `{}`: {text}", shown.name) }
 }
 
+/// Where operators with a decision are in a region.
+fn places(region: &rematic_plan::PlannedRegion, decision: Decision) -> Vec<usize> {
+    region.policy.iter().filter(|op| op.decision == decision).map(|op| op.index).collect()
+}
+
 /// The regions of a plan, as Python sees them.
 pub(crate) fn regions(planned: &[rematic_plan::PlannedRegion]) -> Vec<Region> {
     let region = |region: &rematic_plan::PlannedRegion| Region {
@@ -148,8 +157,9 @@ pub(crate) fn regions(planned: &[rematic_plan::PlannedRegion]) -> Vec<Region> {
         discard: region.discard,
         freed: region.freed_bytes.0,
         recompute_ms: region.recompute_ms.0,
-        policy: region.policy.iter().map(|op| (op.op.clone(), op.decision != Decision::Recompute)).collect(),
-        offloaded: region.policy.iter().filter(|op| op.decision == Decision::Offload).map(|op| op.index).collect(),
+        policy: region.policy.iter().map(|op| (op.op.clone(), op.decision.keeps())).collect(),
+        offloaded: places(region, Decision::Offload),
+        skipped: places(region, Decision::Skip),
         offload_bytes: region.offload.map_or(0, |moves| moves.bytes.0),
         leaves_with: region.offload.map(|moves| moves.leaves_with),
         returns_with: region.offload.map(|moves| moves.returns_with),
@@ -189,10 +199,7 @@ impl Plan {
 
     /// A Python file with a function `apply_plan(model)`, which applies the plan with torch alone.
     fn to_python(&self) -> PyResult<String> {
-        if let Some(offload) = self.document.offload {
-            return Err(exception(Error::EmitsOffload { bytes: offload.bytes }));
-        }
-        self.document.single().map(rematic::plan_python).map_err(exception)
+        rematic::emitted_python(&self.document).map_err(exception)
     }
 
     /// `fits` (nothing to drop) or `planned`.
@@ -299,6 +306,12 @@ impl Plan {
         self.document.offload.map_or(0.0, |offload| offload.stall_ms.0)
     }
 
+    /// The layer whose loss is computed in chunks, by its path in the model, and how many; `None` if the loss is as the model computes it.
+    #[getter]
+    fn loss(&self) -> Option<(String, u64)> {
+        self.document.loss.as_ref().map(|loss| (loss.head.clone(), loss.chunks))
+    }
+
     /// No plan within the budget takes less.
     #[getter]
     fn lower_bound_ms(&self) -> f64 {
@@ -362,7 +375,7 @@ fn variants(questions: Vec<Question>, planner: Planner, budget: Option<Bytes>) -
 #[pyfunction]
 #[pyo3(signature = (trace, budget=None, *, device=DeviceName::default(), device_file=None, planner="exact", cost="physical",
                     cost_table=None, only=None, never=None, whole=false, runs=true, world_size=1, allocator=None, alloc_conf=None,
-                    gap=None, time_limit=None, usable=None, host_memory=None, host_bandwidth=None))]
+                    gap=None, time_limit=None, usable=None, host_memory=None, host_bandwidth=None, loss=None))]
 #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
 pub(crate) fn plan(
     py: Python<'_>,
@@ -385,8 +398,10 @@ pub(crate) fn plan(
     usable: Option<&Bound<'_, PyAny>>,
     host_memory: Option<&Bound<'_, PyAny>>,
     host_bandwidth: Option<HostRate>,
+    loss: Option<&str>,
 ) -> PyResult<Plan> {
-    let Traces { names, steps, lasts } = Traces::of(trace)?;
+    let given = Traces::of(trace)?;
+    let loss = loss.map(option::loss).transpose()?;
     let planner = option::planner(planner, gap, time_limit)?;
     let mut target =
         Target { ranks: world_size, ..target(&device.name, device_file, cost, cost_table, allocator, alloc_conf)? };
@@ -398,20 +413,40 @@ pub(crate) fn plan(
     }
     let budget = budget.map(option::size).transpose()?;
     // Which variant runs is told within single calls.
-    let limits = option::limits(only, never, whole, runs && names.len() == 1);
+    let limits = option::limits(only, never, whole, runs && given.steps.len() == 1);
     let limits = option::with_host(limits, &mut target, host_memory, host_bandwidth)?;
-    if limits.host_memory.is_some() && steps.len() > 1 {
-        return Err(exception(Error::HostMemoryVariants { variants: steps.len() }));
+    if limits.host_memory.is_some() && given.steps.len() > 1 {
+        return Err(exception(Error::HostMemoryVariants { variants: given.steps.len() }));
     }
     if let Some(warning) = budget.and_then(|budget| target.budget_warning(budget)) {
         warn(py, &warning)?;
     }
-    if let Some(warning) = steps.iter().find_map(|step| target.attention_warning(step)) {
+    if let Some(warning) = given.steps.iter().find_map(|step| target.attention_warning(step)) {
         warn(py, &warning)?;
     }
-    let (questions, cancel) = Question::each(&lasts, &steps, &target, &limits);
-    let work = move || variants(questions, planner, budget);
-    let answers = interruptible(py, &cancel, work)?.map_err(exception)?;
+    let answers = |traces: &Traces| {
+        let (questions, cancel) = Question::each(&traces.lasts, &traces.steps, &target, &limits);
+        interruptible(py, &cancel, move || variants(questions, planner, budget))?.map_err(exception)
+    };
+    let answers = match loss {
+        None | Some(LossChoice::As(LossKind::Plain)) => answers(&given)?,
+        Some(LossChoice::As(LossKind::Chunked)) => {
+            answers(&given.with_chunked_loss(CHUNKED_LOSS)?.map_err(PlanError::new_err)?)?
+        }
+        Some(LossChoice::Chosen) => {
+            let chunked = given.with_chunked_loss("auto")?;
+            let chunked = match chunked {
+                Ok(traces) => Ok(answers(&traces)?),
+                Err(why) => Err(why),
+            };
+            PlanAnswer::of_losses(answers(&given)?, chunked)
+        }
+    };
+    finished(py, given.names, answers)
+}
+
+/// The plan of all variants, each with its answer, if they fit.
+fn finished(py: Python<'_>, names: Vec<String>, answers: Vec<PlanAnswer>) -> PyResult<Plan> {
     let which = |at: usize| if names.len() > 1 { format!("Variant `{}`: ", names[at]) } else { String::new() };
     let unmet = answers.iter().enumerate().filter_map(|(at, answer)| Some((answer.least_budget()?, at)));
     if let Some((least, at)) = unmet.max() {
@@ -421,6 +456,7 @@ pub(crate) fn plan(
     for (at, warning) in answers.iter().enumerate().filter_map(|(at, answer)| Some((at, answer.warning()?))) {
         warn(py, &(which(at) + &warning))?;
     }
+    let steps: Vec<Arc<StepTrace>> = answers.iter().map(|answer| Arc::clone(&answer.trace)).collect();
     let variants = names.into_iter().zip(answers).zip(&steps).map(|((name, answer), step)| (name, &**step, answer));
     Plan::of_variants(variants.collect()).ok_or_else(Traces::none)
 }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
-use rematic::{Cancel, Fsdp2, Options, Recipe, Source, StepTrace, Study, Target, Timeline};
+use rematic::options::LossChoice;
+use rematic::{Cancel, Error, Fsdp2, LossKind, Options, Recipe, Source, StepTrace, Study, Target, Timeline};
 use rematic_trace::{ModuleId, Table};
 
-use crate::device::DeviceName;
+use crate::device::{DeviceName, card_of};
 use crate::error::{TraceError, exception};
 use crate::option::{self, Patterns, TableOrPath, target};
 use crate::study::LastStudy;
@@ -18,6 +19,22 @@ use crate::work::interruptible;
 pub(crate) struct Trace {
     pub(crate) step: Arc<StepTrace>,
     pub(crate) last: Arc<LastStudy>,
+    /// The same step with its loss in chunks, where both are known.
+    pub(crate) chunked: Option<Chunked>,
+}
+
+/// A step with its loss in chunks.
+#[derive(Clone)]
+pub(crate) enum Chunked {
+    Step(Arc<StepTrace>, Arc<LastStudy>),
+    /// Why there is none.
+    Refused(String),
+}
+
+impl Chunked {
+    fn of(step: Arc<StepTrace>) -> Self {
+        Chunked::Step(step, Arc::default())
+    }
 }
 
 /// One operator of a step.
@@ -74,7 +91,7 @@ impl Module {
 
 impl Trace {
     fn new(step: StepTrace) -> Self {
-        Trace { step: Arc::new(step), last: Arc::default() }
+        Trace { step: Arc::new(step), last: Arc::default(), chunked: None }
     }
 
     /// The replayed memory.
@@ -116,14 +133,22 @@ impl Trace {
     fn fsdp(&self, py: Python<'_>, gpus: u32, replicate: u32, rank: u32, reshard: bool, mixed: bool) -> PyResult<Self> {
         let shards = mixed.then_some(rematic::Dtype::F32);
         let how = Fsdp2 { replicas: replicate, rank, reshard, shards, ..Fsdp2::over(gpus) };
-        let step = Arc::clone(&self.step);
-        let spread = move || rematic::fsdp2(&step, &how, &rematic::fsdp2_layers(&step)).map_err(rematic::Error::from);
-        interruptible(py, &Cancel::default(), spread)?.map(Trace::new).map_err(exception)
+        let spread = |step: &Arc<StepTrace>| {
+            let step = Arc::clone(step);
+            let spread =
+                move || rematic::fsdp2(&step, &how, &rematic::fsdp2_layers(&step)).map_err(rematic::Error::from);
+            interruptible(py, &Cancel::default(), spread)?.map_err(exception)
+        };
+        let chunked = match &self.chunked {
+            Some(Chunked::Step(step, _)) => Some(Chunked::of(Arc::new(spread(step)?))),
+            other => other.clone(),
+        };
+        Ok(Trace { chunked, ..Trace::new(spread(&self.step)?) })
     }
 
     /// Traces a built-in model, or the one that a Hugging Face config (a path, or a dict) describes.
     #[staticmethod]
-    #[pyo3(signature = (source, *, batch=None, seq=None, dtype=None, optimizer=None, attention=None, layers=None,
+    #[pyo3(signature = (source, *, batch=None, seq=None, dtype=None, optimizer=None, attention=None, device=None, layers=None,
                         dropout=None, dim=None, heads=None, vocab=None, tp=None, tp_rank=None, precision=None, accumulate=None,
                         lora=None, lora_targets=None, lora_alpha=None, freeze=None, loss=None))]
     #[expect(clippy::too_many_arguments, reason = "the options of the command line")]
@@ -135,6 +160,7 @@ impl Trace {
         dtype: Option<&Bound<'_, PyAny>>,
         optimizer: Option<&str>,
         attention: Option<&str>,
+        device: Option<DeviceName>,
         layers: Option<u64>,
         dropout: Option<f64>,
         dim: Option<u64>,
@@ -152,12 +178,13 @@ impl Trace {
     ) -> PyResult<Self> {
         let dtype = dtype.map(option::dtype).transpose()?;
         let (dtype, autocast) = option::types(dtype, precision)?;
+        let loss = loss.map(option::loss).transpose()?;
         let recipe = Recipe {
             autocast,
             accumulate,
             lora: option::lora(lora, lora_targets, lora_alpha)?,
             freeze: option::list(freeze),
-            loss: loss.map(option::loss).transpose()?,
+            loss: loss.and_then(LossChoice::kind),
         };
         let options = Options {
             batch,
@@ -165,6 +192,7 @@ impl Trace {
             dtype,
             optimizer: optimizer.map(option::optimizer).transpose()?,
             attention: attention.map(option::attention).transpose()?,
+            card: device.map(|device| card_of(&device.name)).transpose()?.flatten(),
             layers,
             dropout,
             dim,
@@ -174,24 +202,42 @@ impl Trace {
             tp_rank,
             recipe,
         };
-        let source = if source.is_instance_of::<PyDict>() {
-            let text: String = py.import("json")?.call_method1("dumps", (source,))?.extract()?;
-            Source::of_config("the config", &text).map_err(exception)?
-        } else {
-            let path: PathBuf = source.extract()?;
-            let name =
-                path.to_str().ok_or_else(|| TraceError::new_err("the name of the model is not text in UTF-8"))?;
-            Source::open(name).map_err(exception)?
+        let source = source_of(py, source)?;
+        let traced =
+            |source: Source, options: Options| interruptible(py, &Cancel::default(), move || source.trace(&options));
+        let plain = traced(source.clone(), options.clone())?.map(Trace::new).map_err(exception)?;
+        if loss != Some(LossChoice::Chosen) {
+            return Ok(plain);
+        }
+        let mut other = options;
+        other.recipe.loss = Some(LossKind::Chunked);
+        let chunked = match traced(source, other)? {
+            Ok(step) => Chunked::of(Arc::new(step)),
+            Err(error @ Error::Model(_)) => Chunked::Refused(error.to_string()),
+            Err(error) => return Err(exception(error)),
         };
-        let source = match source {
-            // This Python captures it, if it knows what it was started as.
-            Source::Foreign(model) => match py.import("sys")?.getattr("executable")?.extract::<Option<PathBuf>>()? {
-                Some(python) if !python.as_os_str().is_empty() => Source::Foreign(model.by(python)),
-                _ => Source::Foreign(model),
-            },
-            known => known,
+        Ok(Trace { chunked: Some(chunked), ..plain })
+    }
+
+    /// The same step, which knows how it would be with its loss in chunks, or why it cannot be.
+    #[pyo3(signature = (chunked, refused=None))]
+    fn beside(&self, chunked: Option<&Trace>, refused: Option<String>) -> Self {
+        let chunked = match (chunked, refused) {
+            (Some(trace), _) => Some(Chunked::Step(Arc::clone(&trace.step), Arc::clone(&trace.last))),
+            (None, why) => why.map(Chunked::Refused),
         };
-        interruptible(py, &Cancel::default(), move || source.trace(&options))?.map(Trace::new).map_err(exception)
+        Trace { step: Arc::clone(&self.step), last: Arc::clone(&self.last), chunked }
+    }
+
+    /// The same step with its loss in chunks, where both are known.
+    #[getter]
+    fn chunked(&self) -> Option<Self> {
+        match &self.chunked {
+            Some(Chunked::Step(step, last)) => {
+                Some(Trace { step: Arc::clone(step), last: Arc::clone(last), chunked: None })
+            }
+            _ => None,
+        }
     }
 
     /// Writes the trace; a name that ends in `.zst` compresses it.
@@ -342,4 +388,24 @@ pub(crate) fn facts<'py>(py: Python<'py>, facts: &[(String, String)]) -> PyResul
         }
     }
     Ok(found)
+}
+
+/// A model by its name, the path of its config, or the config itself.
+fn source_of(py: Python<'_>, source: &Bound<'_, PyAny>) -> PyResult<Source> {
+    let source = if source.is_instance_of::<PyDict>() {
+        let text: String = py.import("json")?.call_method1("dumps", (source,))?.extract()?;
+        Source::of_config("the config", &text).map_err(exception)?
+    } else {
+        let path: PathBuf = source.extract()?;
+        let name = path.to_str().ok_or_else(|| TraceError::new_err("the name of the model is not text in UTF-8"))?;
+        Source::open(name).map_err(exception)?
+    };
+    Ok(match source {
+        // This Python captures it, if it knows what it was started as.
+        Source::Foreign(model) => match py.import("sys")?.getattr("executable")?.extract::<Option<PathBuf>>()? {
+            Some(python) if !python.as_os_str().is_empty() => Source::Foreign(model.by(python)),
+            _ => Source::Foreign(model),
+        },
+        known => known,
+    })
 }

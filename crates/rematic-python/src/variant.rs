@@ -3,12 +3,15 @@ use std::sync::Arc;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
-use rematic::{PlanDocument, StepTrace};
+use rematic::{Error, PlanDocument, PlannedLoss, StepTrace};
 
-use crate::error::PlanError;
+use crate::error::{PlanError, exception};
 use crate::plan::{Region, regions};
 use crate::study::LastStudy;
-use crate::trace::{Trace, facts};
+use crate::trace::{Chunked, Trace, facts};
+
+/// What a loss in chunks is called.
+pub(crate) const CHUNKED_LOSS: &str = "chunked";
 
 /// What a plan decides for one of the steps that it was made for.
 #[pyclass(frozen, module = "rematic")]
@@ -83,6 +86,8 @@ pub(crate) struct Traces {
     pub(crate) names: Vec<String>,
     pub(crate) steps: Vec<Arc<StepTrace>>,
     pub(crate) lasts: Vec<Arc<LastStudy>>,
+    /// The same with their loss in chunks, where it is known.
+    chunked: Vec<Option<Chunked>>,
 }
 
 impl Traces {
@@ -91,10 +96,10 @@ impl Traces {
         if let Ok(trace) = given.cast::<Trace>() {
             let trace = trace.get();
             let (steps, lasts) = (vec![Arc::clone(&trace.step)], vec![Arc::clone(&trace.last)]);
-            return Ok(Traces { names: vec![String::new()], steps, lasts });
+            return Ok(Traces { names: vec![String::new()], steps, lasts, chunked: vec![trace.chunked.clone()] });
         }
         let mut names = Vec::new();
-        let (mut steps, mut lasts) = (Vec::new(), Vec::new());
+        let (mut steps, mut lasts, mut chunked) = (Vec::new(), Vec::new(), Vec::new());
         let by_name = given.cast::<PyDict>().ok();
         if given.is_instance_of::<PyString>() {
             return Err(Self::other(given));
@@ -109,6 +114,7 @@ impl Traces {
             names.push(if by_name.is_some() { item.str()?.to_string() } else { format!("variant {index}") });
             steps.push(Arc::clone(&trace.get().step));
             lasts.push(Arc::clone(&trace.get().last));
+            chunked.push(trace.get().chunked.clone());
         }
         match steps.first() {
             None => Err(Self::none()),
@@ -117,9 +123,33 @@ impl Traces {
                     "The variants of a plan are steps of one model, but these are of {} and {}; plan for each alone",
                     first.origin.model, other.origin.model
                 ))),
-                None => Ok(Traces { names, steps, lasts }),
+                None => Ok(Traces { names, steps, lasts, chunked }),
             },
         }
+    }
+
+    /// The same with their loss in chunks, or why there is none.
+    ///
+    /// # Errors
+    /// If nobody knows.
+    pub(crate) fn with_chunked_loss(&self, asked: &'static str) -> PyResult<Result<Traces, String>> {
+        let (mut steps, mut lasts) = (Vec::new(), Vec::new());
+        for (step, chunked) in self.steps.iter().zip(&self.chunked) {
+            match chunked {
+                Some(Chunked::Step(step, last)) => {
+                    steps.push(Arc::clone(step));
+                    lasts.push(Arc::clone(last));
+                }
+                Some(Chunked::Refused(why)) => return Ok(Err(why.clone())),
+                None if asked == CHUNKED_LOSS && PlannedLoss::of(&step.origin).is_some() => {
+                    steps.push(Arc::clone(step));
+                    lasts.push(Arc::default());
+                }
+                None => return Err(exception(Error::OneLoss { asked })),
+            }
+        }
+        let chunked = steps.iter().map(|_| None).collect();
+        Ok(Ok(Traces { names: self.names.clone(), steps, lasts, chunked }))
     }
 
     /// The error that there is nothing to plan for.

@@ -1,8 +1,9 @@
 use rematic_allocator::{Allocation, AllocatorError, Counters, Device, Settings};
 use rematic_trace::{Bytes, Category, ModuleId, OpId, Phase, StepTrace, StorageId, Table};
 
+use crate::course::{Course, Deed};
 use crate::scratch::{Scratch, Use};
-use crate::{Action, BufferId, Ledger, Observer, Ran, Schedule};
+use crate::{BufferId, Ledger, Ran, Schedule};
 
 /// How often a step is run: the second finds the optimizer's state, the third also finds the segments as the second left them.
 const STEPS: usize = 3;
@@ -26,11 +27,21 @@ impl Reserved {
         device: Device,
         scratch: &Scratch,
     ) -> Result<Self, AllocatorError> {
-        let mut occupancy = Occupancy::new(trace, schedule, settings, device, scratch);
-        occupancy.begin(schedule.start());
-        for _ in 0..STEPS {
-            occupancy.step(schedule)?;
-        }
+        Reserved::of(&Course::new(trace, schedule), settings, device, scratch)
+    }
+
+    /// The same for a step that is written down.
+    ///
+    /// # Errors
+    /// If the device has not enough memory.
+    pub fn of(
+        course: &Course<'_>,
+        settings: Settings,
+        device: Device,
+        scratch: &Scratch,
+    ) -> Result<Self, AllocatorError> {
+        let mut occupancy = Occupancy::new(course, settings, device, scratch);
+        occupancy.run()?;
         Ok(Reserved { counters: *occupancy.allocator.counters() })
     }
 
@@ -45,12 +56,10 @@ impl Reserved {
         device: Device,
         scratch: &Scratch,
     ) -> Result<(Self, Vec<Request>), AllocatorError> {
-        let mut occupancy = Occupancy::new(trace, schedule, settings, device, scratch);
+        let course = Course::new(trace, schedule);
+        let mut occupancy = Occupancy::new(&course, settings, device, scratch);
         occupancy.requests = Some(Vec::new());
-        occupancy.begin(schedule.start());
-        for _ in 0..STEPS {
-            occupancy.step(schedule)?;
-        }
+        occupancy.run()?;
         let requests = occupancy.requests.take().unwrap_or_default();
         Ok((Reserved { counters: *occupancy.allocator.counters() }, requests))
     }
@@ -68,18 +77,13 @@ pub struct Request {
 }
 
 impl<'a> Occupancy<'a> {
-    fn new(
-        trace: &'a StepTrace,
-        schedule: &Schedule<'_>,
-        settings: Settings,
-        device: Device,
-        scratch: &'a Scratch,
-    ) -> Self {
+    fn new(course: &'a Course<'a>, settings: Settings, device: Device, scratch: &'a Scratch) -> Self {
         Occupancy {
-            trace,
+            course,
+            trace: course.trace,
             scratch,
             allocator: rematic_allocator::Allocator::new(settings, device),
-            blocks: Table::new(schedule.start().buffers(), Allocation::NOTHING),
+            blocks: Table::new(course.start.buffers(), Allocation::NOTHING),
             has_state: false,
             taken: Vec::new(),
             outputs: Vec::new(),
@@ -90,6 +94,14 @@ impl<'a> Occupancy<'a> {
             stream: 0,
             requests: None,
         }
+    }
+
+    fn run(&mut self) -> Result<(), AllocatorError> {
+        self.begin(self.course.start);
+        for _ in 0..STEPS {
+            self.step()?;
+        }
+        Ok(())
     }
 
     /// The model, as if it were built on the device, and its batch. Where modules share a parameter, each has made its own first:
@@ -126,13 +138,15 @@ impl<'a> Occupancy<'a> {
         }
     }
 
-    fn step(&mut self, schedule: &Schedule<'_>) -> Result<(), AllocatorError> {
+    fn step(&mut self) -> Result<(), AllocatorError> {
         self.allocator.reset_peaks();
-        let end = schedule.replay(self);
-        if let Some(error) = self.failed.take() {
-            return Err(error);
+        for &deed in &self.course.deeds {
+            self.follow(deed);
+            if let Some(error) = self.failed.take() {
+                return Err(error);
+            }
         }
-        self.hand_over(&end);
+        self.hand_over(&self.course.end);
         self.failed.take().map_or(Ok(()), Err)
     }
 }
@@ -152,6 +166,7 @@ fn around_both(trace: &StepTrace, first: ModuleId, second: ModuleId) -> ModuleId
 }
 
 struct Occupancy<'a> {
+    course: &'a Course<'a>,
     trace: &'a StepTrace,
     scratch: &'a Scratch,
     allocator: rematic_allocator::Allocator,
@@ -226,19 +241,20 @@ impl Occupancy<'_> {
         }
     }
 
-    fn launch(&mut self, ran: Ran, ledger: &Ledger) {
+    fn launch(&mut self, ran: Ran) {
         let op = self.trace.op(ran.op);
         self.running = Some(ran.op);
         self.stream = op.stream.index() as u64;
         if op.phase == Phase::Optimizer && !self.has_state {
             self.has_state = true;
-            for (id, storage) in self.trace.storages().entries() {
-                if storage.birth.is_none() && storage.category == Category::Optimizer && ledger.is_alive(id) {
-                    self.alloc(id.into(), ledger.footprint(id));
-                }
+            for &(id, bytes) in &self.course.state {
+                self.alloc(id.into(), bytes);
             }
         }
-        self.into = self.scratch.accumulates(ran.op);
+        self.into = self.scratch.accumulates(ran.op).filter(|_| {
+            // In the forward of a region a dispatch mode looks on.
+            op.phase != Phase::Forward || !self.course.watched[ran.op]
+        });
         self.defers = !self.scratch.of(ran.op).is_empty();
     }
 
@@ -307,29 +323,22 @@ impl Occupancy<'_> {
             self.give_back(block);
         }
     }
-}
 
-impl Observer for Occupancy<'_> {
-    fn observe(&mut self, action: Action, ledger: &Ledger) {
-        if self.failed.is_some() {
-            // The step is over: what would come then is not asked for.
-            return;
-        }
-        match action {
-            Action::Launch(ran) => self.launch(ran, ledger),
-            Action::Run(ran) => self.ran(ran),
-            Action::Alloc(buffer) if self.defers => self.outputs.push(Some((buffer, ledger.footprint(buffer)))),
-            Action::Alloc(buffer) => self.alloc(buffer, ledger.footprint(buffer)),
-            Action::Free(buffer) => {
+    fn follow(&mut self, deed: Deed) {
+        match deed {
+            Deed::Launch(ran) => self.launch(ran),
+            Deed::Run(ran) => self.ran(ran),
+            Deed::Alloc(buffer, bytes) if self.defers => self.outputs.push(Some((buffer, bytes))),
+            Deed::Alloc(buffer, bytes) => self.alloc(buffer, bytes),
+            Deed::Free(buffer) => {
                 let block = self.blocks.get_mut(buffer).map(|block| std::mem::replace(block, Allocation::NOTHING));
                 self.give_back(block.unwrap_or(Allocation::NOTHING));
             }
-            Action::Shrink(buffer, _) => {
+            Deed::Shrink(buffer, bytes) => {
                 let block = std::mem::replace(&mut self.blocks[buffer], Allocation::NOTHING);
                 self.give_back(block);
-                self.alloc(buffer, ledger.footprint(buffer));
+                self.alloc(buffer, bytes);
             }
-            _ => {}
         }
     }
 }

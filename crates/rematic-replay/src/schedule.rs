@@ -14,8 +14,13 @@
 //! - What the policy saves at or behind the stop is never handed back: it stays in the cache until the region's backward
 //!   is over.
 //! - What is offloaded lies on the host for a part of the time that it is in the cache ([`offloading`]).
+//!
+//! In one thing a plan may go further than PyTorch: an operator that it skips does not run again, and what it made is not made
+//! again. Nothing may read that ([`unread`](crate::unread)).
 
 mod offloading;
+
+use std::ops::Range;
 
 use rematic_trace::{Bytes, Event, OpId, Pool, StepTrace, StorageId, Table};
 
@@ -34,13 +39,15 @@ pub struct Checkpoint {
     pub saved: Vec<OpId>,
     /// Those of them whose outputs lie on the host between forward and backward, in order.
     pub offloaded: Vec<OpId>,
+    /// Those of all others that do not run again, as nothing reads what they make, in order.
+    pub skipped: Vec<OpId>,
 }
 
 impl Checkpoint {
-    /// A region that offloads nothing.
+    /// A region that offloads and skips nothing: what PyTorch's own checkpointing does.
     #[must_use]
     pub fn new(region: RegionId, saved: Vec<OpId>) -> Self {
-        Checkpoint { region, saved, offloaded: Vec::new() }
+        Checkpoint { region, saved, offloaded: Vec::new(), skipped: Vec::new() }
     }
 }
 
@@ -87,6 +94,14 @@ impl<'a> Schedule<'a> {
         self.start
     }
 
+    /// The operators of checkpointed regions, where a dispatch mode looks on.
+    pub(crate) fn watched(&self) -> Vec<Range<usize>> {
+        let regions = self.plan.into_iter().flat_map(|(regions, checkpoints)| {
+            checkpoints.iter().map(|checkpoint| regions.region(checkpoint.region).ops.clone())
+        });
+        regions.collect()
+    }
+
     /// How many operators the step has; under a plan more run.
     #[must_use]
     pub fn operators(&self) -> usize {
@@ -114,6 +129,8 @@ struct Replay<'a, 'o, O> {
     checkpoint_of: Table<OpId, u32>,
     /// For every operator, whether its outputs are saved.
     saved: Table<OpId, bool>,
+    /// For every operator, whether it does not run again although they are not.
+    skipped: Table<OpId, bool>,
     /// For every operator, whether its backward function has returned.
     returned: Table<OpId, bool>,
     /// For every storage, whether a local variable of the recomputation refers to it.
@@ -144,6 +161,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
             active: Vec::new(),
             checkpoint_of: Table::default(),
             saved: Table::default(),
+            skipped: Table::default(),
             returned: if schedule.eager { trace.ops().filled(false) } else { Table::default() },
             local: Table::default(),
             futile: Table::default(),
@@ -160,6 +178,7 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
         self.ledger.make_room_for_copies();
         self.checkpoint_of = ops.filled(NONE);
         self.saved = ops.filled(false);
+        self.skipped = ops.filled(false);
         self.returned = ops.filled(false);
         self.futile = ops.filled(false);
         self.local = self.trace.storages().filled(false);
@@ -168,6 +187,9 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
             self.checkpoint_of.items_mut()[region.ops.clone()].fill(u32::try_from(index).unwrap_or(NONE));
             for &op in checkpoint.saved.iter().filter(|op| region.contains(**op)) {
                 self.saved[op] = true;
+            }
+            for &op in checkpoint.skipped.iter().filter(|op| region.contains(**op)) {
+                self.skipped[op] = !self.saved[op];
             }
             self.active.push(Active { region, recomputed: false, savers: region.savers });
         }
@@ -288,7 +310,11 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
         for &event in &trace.events()[region.events.clone()] {
             match event {
                 Event::Op(op) if region.reaches(op) => {
-                    self.recompute_op(region, op);
+                    if self.skipped[op] {
+                        self.save_again(region, op);
+                    } else {
+                        self.recompute_op(region, op);
+                    }
                     if op == region.stop {
                         break;
                     }
@@ -330,13 +356,17 @@ impl<'a, 'o, O: Observer> Replay<'a, 'o, O> {
                 self.on(again, Ledger::unsave);
             }
         }
-        // What it saves is there again: for its backward to read, or in a graph that goes without one.
-        self.futile[op] = self.returned[op];
-        self.for_saves(region, op, Ledger::save);
+        self.save_again(region, op);
         if !cached {
             self.copy(op, |replay, storage| replay.again(region, storage));
             self.act(Action::Run(ran));
         }
+    }
+
+    /// What an operator saves is there again, whether it runs or not: for its backward to read, or in a graph that goes without one.
+    fn save_again(&mut self, region: &Region, op: OpId) {
+        self.futile[op] = self.returned[op];
+        self.for_saves(region, op, Ledger::save);
     }
 
     /// Says what an operator brings from one pool to another; `place` is where a storage lies now.

@@ -7,6 +7,7 @@ mod attention;
 mod embedding;
 mod gemm;
 mod index;
+mod norm;
 mod pointwise;
 mod reduction;
 mod sort;
@@ -89,13 +90,14 @@ impl Scratch {
         &self.uses[start as usize..end as usize]
     }
 
-    /// The storage that an operator of autograd adds to in place, where a dispatch mode sees it make a new one.
+    /// The storage that an operator adds to in place, where a dispatch mode sees it make a new one.
     #[must_use]
     pub fn accumulates(&self, op: OpId) -> Option<StorageId> {
         self.accumulates.get(op).copied().flatten()
     }
 
-    /// Autograd adds a second gradient to the first in place, if nothing else refers to that one (`can_accumulate_inplace` in
+    /// The math kernel of attention adds its mask to the scores in place (`_scaled_dot_product_attention_math` in
+    /// `attention.cpp`). Autograd adds a second gradient to the first in place, if nothing else refers to that one (`can_accumulate_inplace` in
     /// `input_buffer.cpp`); only while somebody watches, it makes a new tensor. So it does with the zeros that picked rows are
     /// added to (`index_backward` in `TensorAdvancedIndexing.cpp`). A view refers to what it is a view of.
     fn find_accumulations(&mut self, trace: &StepTrace) {
@@ -113,6 +115,10 @@ impl Scratch {
                 rematic_trace::Event::Drop(storage) => {
                     let Some(id) = last else { continue };
                     let op = trace.op(id);
+                    if is_mask_of_scores(trace, id, storage) {
+                        self.accumulates[id] = Some(storage);
+                        continue;
+                    }
                     if op.phase != Phase::Backward || !matches!(trace.op_name(op), "add.Tensor" | "index_put.default") {
                         continue;
                     }
@@ -129,6 +135,23 @@ impl Scratch {
             }
         }
     }
+}
+
+/// Whether an operator adds a mask to scores that nobody reads any more, before the softmax that only the math kernel runs.
+fn is_mask_of_scores(trace: &StepTrace, id: OpId, scores: StorageId) -> bool {
+    let op = trace.op(id);
+    if op.phase != Phase::Forward || trace.op_name(op) != "add.Tensor" {
+        return false;
+    }
+    let (&[first, ..], &[output]) = (trace.inputs(op), trace.outputs(op)) else { return false };
+    let next = trace.ops().get(OpId::new(id.index() + 1));
+    let is_read = next.is_some_and(|next| {
+        trace.op_name(next).starts_with("_safe_softmax.") && trace.inputs(next).first() == Some(&output)
+    });
+    is_read
+        && first.storage == scores
+        && trace.storages()[scores].bytes == trace.storages()[output.storage].bytes
+        && trace.storages()[output.storage].birth == Some(id)
 }
 
 /// Whether a tensor lies as the operator left it that made its storage. A view of a view may, too.
@@ -181,6 +204,13 @@ fn rule(name: &str) -> Option<Rule> {
         "index_put_" | "_index_put_impl_" => index::add,
         "embedding" => embedding::forward,
         "native_dropout" => pointwise::dropout,
+        "_safe_softmax" => pointwise::safe_softmax,
+        "native_group_norm" => norm::group,
+        "native_group_norm_backward" => norm::group_backward,
+        "native_batch_norm" => norm::batch,
+        "native_batch_norm_backward" => norm::batch_backward,
+        "sort" => sort::sort,
+        "topk" => sort::top,
         "_softmax_backward_data" => pointwise::softmax_backward,
         "mse_loss" => pointwise::square_loss,
         "logsumexp" => pointwise::log_sum_exp,

@@ -17,6 +17,17 @@ use crate::table::{Column, Table};
 const TITLE: usize = 40;
 const PLACE: usize = 24;
 
+/// What a step took under `torch.compile`, when it was rehearsed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Compiled {
+    /// The most memory that was in tensors at once.
+    pub allocated_bytes: Bytes,
+    /// The most that PyTorch's allocator held.
+    pub reserved_bytes: Bytes,
+    /// PyTorch's version.
+    pub torch: String,
+}
+
 /// Everything that `rematic explain` says.
 #[derive(Clone, Copy, Debug)]
 pub struct ExplanationReport<'a> {
@@ -32,6 +43,8 @@ pub struct ExplanationReport<'a> {
     pub budget: Option<Bytes>,
     /// What other settings of PyTorch's allocator would do.
     pub settings: &'a [TriedSetting],
+    /// The step under `torch.compile`, if it was rehearsed.
+    pub compiled: Option<&'a Compiled>,
     /// How much of the time was measured.
     pub measured: Option<&'a Measured>,
 }
@@ -57,6 +70,8 @@ impl ExplanationReport<'_> {
             #[serde(skip_serializing_if = "<[_]>::is_empty")]
             allocator_settings: &'a [TriedSetting],
             #[serde(skip_serializing_if = "Option::is_none")]
+            compiled: Option<&'a Compiled>,
+            #[serde(skip_serializing_if = "Option::is_none")]
             measured: Option<MeasuredJson<'a>>,
         }
         json(&Json {
@@ -68,6 +83,7 @@ impl ExplanationReport<'_> {
             budget_bytes: self.budget,
             within_budget: self.budget.map(|budget| self.explanation.peak_bytes <= budget),
             allocator_settings: self.settings,
+            compiled: self.compiled,
             measured: measured_json(self.measured),
         })
     }
@@ -192,13 +208,30 @@ impl ExplanationReport<'_> {
 
     /// What can only be measured.
     fn compiled(&self, style: Style) -> String {
+        let Some(Compiled { allocated_bytes, reserved_bytes, torch }) = self.compiled else {
+            let tail = format!(
+                "it fuses operators and keeps fewer tensors, without recomputation. By how much is the compiler's choice: \
+                 --with-compile rehearses a model of Hugging Face's with it, which takes a minute or more, and `rematic \
+                 rehearse --device {} -- python train.py` your own script.",
+                self.device.name
+            );
+            let lead = ("Not computed here: torch.compile;", Tone::Quiet);
+            return style.sentence(&Sentence { lead, head: "", gap: " ", tail: (&tail, Tone::Quiet) });
+        };
+        let peak = self.explanation.peak_bytes;
+        let change = Bytes(peak.0.abs_diff(allocated_bytes.0));
+        let word = if *allocated_bytes <= peak { "less" } else { "more" };
+        let budget = match self.budget {
+            Some(budget) if *allocated_bytes <= budget => ", within the budget",
+            Some(_) => ", above the budget",
+            None => "",
+        };
+        let lead = format!("With torch.compile the peak is {allocated_bytes},");
         let tail = format!(
-            "it fuses operators and keeps fewer tensors, without recomputation. By how much is the compiler's choice: \
-             `rematic rehearse --device {} -- python train.py` measures it, with torch.compile in your script.",
-            self.device.name
+            "{change} {word}{budget}; {reserved_bytes} reserved. Nothing is computed twice that the compiler does not choose to; \
+             its time is not known here. Rehearsed with PyTorch {torch} on a GPU that is not there."
         );
-        let lead = ("Not computed here: torch.compile;", Tone::Quiet);
-        style.sentence(&Sentence { lead, head: "", gap: " ", tail: (&tail, Tone::Quiet) })
+        style.sentence(&Sentence { lead: (&lead, Tone::Strong), head: "", gap: " ", tail: (&tail, Tone::Plain) })
     }
 
     fn longer(&self, extra: Option<Millis>) -> String {

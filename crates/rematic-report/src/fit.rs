@@ -169,8 +169,10 @@ impl Fit {
     #[must_use]
     pub fn text(&self, style: Style) -> String {
         let mut text = self.heading(style);
-        text += &self.lines(style);
-        text.push('\n');
+        if !self.answers.is_empty() {
+            text += &self.lines(style);
+            text.push('\n');
+        }
         text += &self.setups(style);
         text
     }
@@ -178,7 +180,8 @@ impl Fit {
     fn heading(&self, style: Style) -> String {
         let gpus = if self.gpus == 1 { "1 GPU".to_owned() } else { format!("{} GPUs", self.gpus) };
         let Device { product, usable, .. } = &self.device;
-        let where_else = format!("Where the line does not say otherwise: {gpus}, {product} ({usable})");
+        let lead = if self.answers.is_empty() { "On" } else { "Where the line does not say otherwise:" };
+        let where_else = format!("{lead} {gpus}, {product} ({usable})");
         let where_else = Sentence { lead: ("", Tone::Plain), head: &where_else, gap: "", tail: ("", Tone::Plain) };
         self.setup.text(style) + &style.sentence(&where_else) + "\n"
     }

@@ -8,6 +8,7 @@ use rematic_trace::{Bytes, Millis, Opt, StepTrace};
 use crate::assumed::assumed_text;
 use crate::comparison::comparison;
 use crate::json::json;
+use crate::loss::LossTaken;
 use crate::measured::{measured_json, measured_text};
 use crate::memory::OnDevice;
 use crate::pace::Pace;
@@ -43,6 +44,8 @@ pub struct MilpReport<'a> {
     pub pace: Option<&'a Pace>,
     /// How much of the time was measured.
     pub measured: Option<&'a Measured>,
+    /// Which loss was taken, if that was to be chosen.
+    pub loss: Option<&'a LossTaken>,
 }
 
 impl<'a> MilpReport<'a> {
@@ -93,6 +96,7 @@ impl<'a> MilpReport<'a> {
             fits: self.on_device.map(|on| on.memory.fits()),
             cheaper: None,
             ways: None,
+            loss: self.loss,
             measured: measured_json(self.measured),
         })
     }
@@ -143,6 +147,7 @@ impl<'a> MilpReport<'a> {
                 text += &regions::table(rows, style);
             }
         }
+        text += &self.loss.map_or_else(String::new, |loss| loss.text(style));
         text + &assumed_text(self.trace) + &measured_text(self.measured)
     }
 

@@ -1,13 +1,14 @@
 use std::fmt::Write;
 
 use rematic_cost::Measured;
-use rematic_plan::{CategoryBytes, Offload, PlanDocument, PlannedMoment, PlannedOffload, Remedy, Replayed};
+use rematic_plan::{CategoryBytes, Numerics, Offload, PlanDocument, PlannedMoment, PlannedOffload, Remedy, Replayed};
 use rematic_trace::{Bytes, Millis, Opt, StepTrace, Verdict};
 use serde::Serialize;
 
 use crate::assumed::assumed_text;
 use crate::comparison::comparison;
 use crate::json::json;
+use crate::loss::LossTaken;
 use crate::measured::{MeasuredJson, measured_json, measured_text};
 use crate::memory::{Memory, OnDevice};
 use crate::pace::{Pace, PaceJson};
@@ -15,6 +16,7 @@ use crate::regions::{self, RegionJson, place, policy};
 use crate::setup::{Setup, SetupJson};
 use crate::style::{Sentence, Style, Tone};
 use crate::table::{Column, Table};
+use crate::ways::{AND_PLAN, Ways};
 
 /// Everything that `rematic plan` says.
 #[derive(Clone, Debug)]
@@ -37,22 +39,8 @@ pub struct PlanReport<'a> {
     pub measured: Option<&'a Measured>,
     /// What else brings the step within the budget.
     pub ways: &'a Ways,
-}
-
-/// Ways to bring a step within a budget that are no plan, the cheapest first.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Ways {
-    /// Those that do it alone.
-    pub alone: Vec<Remedy>,
-    /// Where none does, those that do it on top of a plan.
-    pub with_plan: Vec<Remedy>,
-}
-
-impl Ways {
-    /// The cheapest that takes less time than a plan.
-    fn cheaper_than(&self, plan: Millis) -> Option<&Remedy> {
-        self.alone.iter().find(|remedy| remedy.extra_ms.is_some_and(|extra| extra.0 < plan.0))
-    }
+    /// Which loss was taken, if that was to be chosen.
+    pub loss: Option<&'a LossTaken>,
 }
 
 /// What every planner's answer looks like as JSON.
@@ -90,6 +78,9 @@ pub(crate) struct PlanJson<'a> {
     /// Where no plan is within it: ways that are, alone or on top of a plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ways: Option<Vec<&'a Remedy>>,
+    /// Which loss was taken, and what the other one would have been.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) loss: Option<&'a LossTaken>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) measured: Option<MeasuredJson<'a>>,
 }
@@ -143,8 +134,9 @@ impl PlanReport<'_> {
             },
             memory: self.on_device.map(|on| on.memory),
             fits: self.on_device.map(|on| on.memory.fits()),
-            cheaper: self.cheaper(),
+            cheaper: self.cheaper().map(|(remedy, _)| remedy),
             ways: is_infeasible.then(|| self.ways.alone.iter().chain(&self.ways.with_plan).collect()),
+            loss: self.loss,
             measured: measured_json(self.measured),
         })
     }
@@ -168,6 +160,7 @@ impl PlanReport<'_> {
                 };
                 let _ = writeln!(text, "{fits}: peak {peak}{spare}. Nothing to drop.");
                 text += &self.on_device_text(style);
+                text += &self.loss_text(style);
                 text += &pace_text(self.pace, style);
                 text += &comparison(self.moments, *budget, style);
             }
@@ -199,8 +192,14 @@ impl PlanReport<'_> {
             None => format!("Choose a larger device with {}", Opt("device")),
         };
         *text += &self.rescue(style);
-        let less = if self.trace.origin.batch == Some(1) { "a shorter sequence" } else { "a smaller batch" };
-        let _ = writeln!(text, "{raise}{}, or use {less}.", sharding_advice(self.trace));
+        *text += &self.loss_text(style);
+        let sizes = (self.trace.origin.batch, self.trace.origin.seq);
+        let less = match sizes {
+            (Some(1), Some(1) | None) => ", or use a smaller model",
+            (Some(1), _) => ", or use a shorter sequence",
+            _ => ", or use a smaller batch",
+        };
+        let _ = writeln!(text, "{raise}{}{less}.", sharding_advice(self.trace));
         *text += &comparison(self.moments, *budget, style);
     }
 
@@ -209,7 +208,7 @@ impl PlanReport<'_> {
         let Ways { alone, with_plan } = self.ways;
         let (remedy, plan) = match (alone.first(), with_plan.first()) {
             (Some(remedy), _) => (remedy, ""),
-            (None, Some(remedy)) => (remedy, " and a plan"),
+            (None, Some(remedy)) => (remedy, AND_PLAN),
             (None, None) => return String::new(),
         };
         let share = |extra: Millis| 100.0 * extra.0 / self.document.step_ms.0.max(f64::MIN_POSITIVE);
@@ -220,19 +219,21 @@ impl PlanReport<'_> {
     }
 
     /// A way to bring the step within the budget that takes less time than the plan.
-    fn cheaper(&self) -> Option<&Remedy> {
+    fn cheaper(&self) -> Option<(&Remedy, &'static str)> {
         let is_planned = self.verdict == Verdict::Planned && self.document.peak_bytes <= self.document.budget_bytes;
         self.ways.cheaper_than(self.document.extra_ms()).filter(|_| is_planned)
     }
 
     fn cheaper_text(&self, style: Style) -> String {
-        let (Some(remedy), step) = (self.cheaper(), self.document.step_ms.0.max(f64::MIN_POSITIVE)) else {
+        let (Some((remedy, plan)), step) = (self.cheaper(), self.document.step_ms.0.max(f64::MIN_POSITIVE)) else {
             return String::new();
         };
         let extra = remedy.extra_ms.map_or(0.0, |extra| extra.0 / step * 100.0);
-        let plan = self.document.extra_ms().0 / step * 100.0;
-        let lead = format!("Cheaper than this plan: {}:", remedy.kind.words());
-        let tail = format!("{} at + {extra:.2} %, the plan: + {plan:.2} %; {}.", remedy.peak_bytes, remedy.how);
+        let this = self.document.extra_ms().0 / step * 100.0;
+        let lead = format!("Cheaper than this plan: {}{plan}:", remedy.kind.words());
+        let rounding = if remedy.numerics == Numerics::Same { "" } else { "; results differ by rounding" };
+        let tail =
+            format!("{} at + {extra:.2} %, the plan: + {this:.2} %; {}{rounding}.", remedy.peak_bytes, remedy.how);
         style.sentence(&Sentence { lead: (&lead, Tone::Strong), head: "", gap: " ", tail: (&tail, Tone::Plain) })
     }
 
@@ -249,6 +250,10 @@ impl PlanReport<'_> {
     /// What the step has to fit, unless it is the device.
     fn budget(&self) -> Option<Bytes> {
         (!self.on_device.is_some_and(|on| on.decides)).then_some(self.document.budget_bytes)
+    }
+
+    fn loss_text(&self, style: Style) -> String {
+        self.loss.map_or_else(String::new, |loss| loss.text(style))
     }
 
     fn on_device_text(&self, style: Style) -> String {
@@ -271,6 +276,7 @@ impl PlanReport<'_> {
         let share = plan.extra_ms().0 / step.0.max(f64::MIN_POSITIVE) * 100.0;
         let quality = match self.budget() {
             Some(_) => quality(plan),
+            None if is_unknown(plan) => quality(plan),
             None => format!("{} with a peak of at most {budget}", quality(plan)),
         };
         let waits =
@@ -281,6 +287,7 @@ impl PlanReport<'_> {
             plan.recompute_ms
         );
         *text += &offload_text(plan);
+        *text += &self.loss_text(style);
         *text += &self.cheaper_text(style);
         *text += &pace_text(self.pace, style);
         *text += &comparison(self.moments, budget, style);
@@ -311,19 +318,29 @@ pub(crate) fn quality(plan: &PlanDocument) -> String {
         return "it is not within the budget".to_owned();
     }
     let nearness = nearness(plan.recompute_ms, plan.lower_bound_ms);
-    // The bound of a plan without runs is one for such plans.
+    if !nearness.ends_with("optimal") {
+        return nearness;
+    }
+    // The bound of a plan without runs is one for such plans; that of a plan with runs is for those that are tried.
     let is_single = plan.regions.iter().all(|region| region.then.is_empty());
-    if is_single && nearness.ends_with("optimal") { nearness + " for single modules" } else { nearness }
+    nearness + if is_single { " for single modules" } else { " for single modules and runs of one length" }
 }
 
 /// A bound further away than this share of it says nothing about a plan.
 const USEFUL: f64 = 1.0;
+/// What is said then.
+const UNKNOWN: &str = "how far from optimal is not known";
+
+/// Whether nothing can be said of how near a plan is to the best one.
+fn is_unknown(plan: &PlanDocument) -> bool {
+    plan.peak_bytes <= plan.budget_bytes && nearness(plan.recompute_ms, plan.lower_bound_ms) == UNKNOWN
+}
 
 /// How near a time is to what no plan stays below.
 fn nearness(time: Millis, bound: Millis) -> String {
     let gap = (time.0 - bound.0).max(0.0);
     if gap > USEFUL * bound.0 {
-        return "no useful bound: how much less is possible is not known".to_owned();
+        return UNKNOWN.to_owned();
     }
     match 100.0 * gap / bound.0.max(f64::MIN_POSITIVE) {
         share if share < 0.005 => "optimal".to_owned(),
@@ -475,7 +492,7 @@ mod tests {
     #[test]
     fn a_bound_that_is_far_away_is_not_quoted() {
         let nearness = |time: f64, bound: f64| nearness(Millis(time), Millis(bound));
-        let unknown = "no useful bound: how much less is possible is not known";
+        let unknown = UNKNOWN;
         assert_eq!(nearness(2.0, 0.0), unknown);
         assert_eq!(nearness(2.0, 3.5e-16), unknown);
         assert_eq!(nearness(2.1, 1.0), unknown);

@@ -12,14 +12,16 @@ use rematic_trace::{Decision, Millis};
 const HEAD: &str = include_str!("python/head.py");
 const POLICIES: &str = include_str!("python/policies.py");
 const FOLLOW: &str = include_str!("python/follow.py");
-/// What puts back what a module finds around it: the package's own files, which need nothing but torch.
-const SURROUNDINGS: [&str; 6] = [
+/// What puts back what a module finds around it, and sees what has changed: the package's own files, which need nothing but torch.
+const SURROUNDINGS: [&str; 8] = [
     include_str!("../../../python/rematic/_apply/encoded.py"),
     include_str!("../../../python/rematic/_apply/places.py"),
     include_str!("../../../python/rematic/_model/settings.py"),
     include_str!("../../../python/rematic/_apply/spaces.py"),
     include_str!("../../../python/rematic/_apply/snapshot.py"),
     include_str!("../../../python/rematic/_apply/runs.py"),
+    include_str!("../../../python/rematic/_apply/weights.py"),
+    include_str!("../../../python/rematic/_apply/hollow.py"),
 ];
 const MISMATCH: &str = include_str!("python/mismatch.py");
 /// The most characters of a line.

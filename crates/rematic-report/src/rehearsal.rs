@@ -1,18 +1,19 @@
 //! What a rehearsal says: as text, as JSON and as a page.
 
+mod json;
+
 use std::path::Path;
 
 use rematic_cost::Device;
-use rematic_rehearsal::{Assumption, Line, OutOfMemory, Reads, Record, Resident, Snapshot};
+use rematic_rehearsal::{Assumption, Line, OutOfMemory, Record, Resident, Snapshot};
 use rematic_trace::Bytes;
-use serde::Serialize;
 
 use crate::html::{escaped, table};
-use crate::json::json;
 use crate::memory::Memory;
 use crate::shorten::Shorten;
 use crate::style::{Sentence, Style, Tone};
 use crate::table::{Column, Table};
+use json::{Json, JsonOutOfMemory, JsonStreams};
 
 /// Width below which a shortened line of a script says little.
 const PLACE: usize = 24;
@@ -36,60 +37,6 @@ pub struct RehearsalReport<'a> {
     pub ranks: (u32, u32),
     /// Where PyTorch's snapshot is.
     pub snapshot: Option<&'a Path>,
-}
-
-#[derive(Serialize)]
-struct Json<'a> {
-    command: &'a [String],
-    device: &'a str,
-    torch: Option<&'a str>,
-    world_size: u32,
-    rank: u32,
-    steps: u64,
-    memory: Memory,
-    requested_bytes: u64,
-    retries: u64,
-    fits: bool,
-    streams: Option<JsonStreams<'a>>,
-    out_of_memory: Option<JsonOutOfMemory<'a>>,
-    largest: &'a [Resident],
-    reads: &'a Reads,
-    assumed: &'a [Assumption],
-    snapshot: Option<String>,
-}
-
-/// Between what the reserved bytes lie, by how far other streams are behind, and the lines that made it so.
-#[derive(Serialize)]
-struct JsonStreams<'a> {
-    lowest_reserved_bytes: u64,
-    highest_reserved_bytes: Option<u64>,
-    lines: &'a [Line],
-}
-
-#[derive(Serialize)]
-struct JsonOutOfMemory<'a> {
-    line: Option<&'a Line>,
-    module: Option<&'a str>,
-    phase: Option<&'a str>,
-    step: u64,
-    asked_bytes: u64,
-    free_bytes: u64,
-    allocated_bytes: u64,
-    reserved_bytes: u64,
-}
-
-impl JsonStreams<'_> {
-    /// The range and its cause; nothing where both ends are the same.
-    fn note(&self) -> Option<String> {
-        let lowest = Bytes(self.lowest_reserved_bytes);
-        let at = places(" (at ", self.lines.iter(), ")");
-        let kept = format!("a block that record_stream keeps{at} is free when the other stream is done with it");
-        match self.highest_reserved_bytes.map(Bytes) {
-            Some(highest) if highest == lowest => None,
-            Some(highest) => Some(format!("{lowest} to {highest} are reserved, by how far streams are behind: {kept}")),
-            None => Some(format!("At least {lowest} are reserved: {kept}")),
-        }
-    }
 }
 
 fn reserved(record: &Record) -> u64 {
@@ -154,7 +101,7 @@ impl RehearsalReport<'_> {
             allocated_bytes: out.allocated,
             reserved_bytes: out.reserved,
         });
-        json(&Json {
+        crate::json::json(&Json {
             command: self.command,
             device: &self.device.name,
             torch: self.record.torch.as_deref(),
@@ -341,7 +288,7 @@ fn plural(count: u64, noun: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rematic_rehearsal::{Counters, ReadsAt};
+    use rematic_rehearsal::{Counters, Reads, ReadsAt};
 
     use super::*;
 

@@ -37,13 +37,15 @@ const DTYPE: &str = "dtype";
 const OPTIMIZER: &str = "optimizer";
 const SHARDS: &str = "shards";
 const AUTOCAST: &str = "autocast";
+const SCALER: &str = "scaler";
 const ACCUMULATE: &str = "accumulate";
 const LORA: &str = "lora";
 const LORA_TARGETS: &str = "lora-targets";
 const FREEZE: &str = "freeze";
 const LOSS: &str = "loss";
 const CHUNKED: &str = "chunked";
-const SAID: [&str; 11] = [BATCH, SEQ, DTYPE, OPTIMIZER, SHARDS, AUTOCAST, ACCUMULATE, LORA, LORA_TARGETS, FREEZE, LOSS];
+const SAID: [&str; 12] =
+    [BATCH, SEQ, DTYPE, OPTIMIZER, SHARDS, AUTOCAST, SCALER, ACCUMULATE, LORA, LORA_TARGETS, FREEZE, LOSS];
 
 /// What a step is trained with and on, whether it was asked for or assumed: the first line of every answer.
 #[derive(Clone, Debug)]
@@ -154,7 +156,11 @@ fn find<'a>(origin: &'a Origin, name: &str) -> Option<&'a str> {
 fn precision(origin: &Origin) -> Option<String> {
     let computes = origin.precision?;
     let autocast = find(origin, AUTOCAST).and_then(|name| name.parse::<Dtype>().ok());
-    let scaler = |dtype: Dtype| if dtype == Dtype::F16 { ", without the loss scaler" } else { "" };
+    let scaler = |dtype: Dtype| match (dtype, find(origin, SCALER)) {
+        (Dtype::F16, Some(_)) => ", loss scaler",
+        (Dtype::F16, None) => ", without the loss scaler",
+        _ => "",
+    };
     if let Some(autocast) = autocast {
         let scaler = scaler(autocast);
         return Some(format!("mixed {} ({} parameters{scaler})", autocast.spelled(), computes.spelled()));
@@ -174,7 +180,7 @@ fn precision_name(origin: &Origin) -> Option<String> {
     let name = match find(origin, AUTOCAST) {
         Some("f16") => "fp16",
         Some(_) => "mixed",
-        None if find(origin, SHARDS).is_some() => "mixed",
+        None if find(origin, SHARDS).is_some() && computes != Dtype::F16 => "mixed",
         None => computes.spelled(),
     };
     Some(name.to_owned())
@@ -259,6 +265,8 @@ mod tests {
         let said =
             "mixed fp16 (fp32 parameters, without the loss scaler) · frozen: a.*, b.* · AdamW 8-bit · 2 × 64 · H100";
         assert_eq!(words(&half), said);
+        let scaled = [("dtype", "f32"), ("autocast", "f16"), ("scaler", "GradScaler")];
+        assert_eq!(words(&scaled), "mixed fp16 (fp32 parameters, loss scaler) · AdamW 8-bit · 2 × 64 · H100");
     }
 
     #[test]

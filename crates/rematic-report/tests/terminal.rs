@@ -63,6 +63,7 @@ fn explanation_of(model: &str, styles: &[Style]) -> Vec<String> {
         budget: None,
         settings,
         measured: None,
+        compiled: None,
     };
     styles.iter().map(|style| report.text(*style)).collect()
 }

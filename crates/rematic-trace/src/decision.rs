@@ -10,6 +10,16 @@ pub enum Decision {
     Recompute,
     /// It is moved to the host, and brought back.
     Offload,
+    /// It is dropped, and not made again: nothing reads it.
+    Skip,
+}
+
+impl Decision {
+    /// Whether it is there when backward begins, here or on the host.
+    #[must_use]
+    pub fn keeps(self) -> bool {
+        matches!(self, Decision::Save | Decision::Offload)
+    }
 }
 
 impl Decision {
@@ -20,6 +30,7 @@ impl Decision {
             Decision::Save => "save",
             Decision::Recompute => "recompute",
             Decision::Offload => "offload",
+            Decision::Skip => "skip",
         }
     }
 }

@@ -69,7 +69,7 @@ pub use lists::Lists;
 pub use module::{Call, Module, Parameter};
 pub use op::{Flags, Op, Phase, Tensor};
 pub use option::{Opt, Set, speak_python};
-pub use origin::{DeviceKind, Origin};
+pub use origin::{CardKind, DeviceKind, Origin};
 pub use place::{Axis, Place};
 pub use storage::{Category, Pool, Storage};
 pub use table::{Id, Table};

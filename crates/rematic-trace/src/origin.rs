@@ -32,6 +32,51 @@ impl FromStr for DeviceKind {
     }
 }
 
+/// What tells cards apart that run different attention (`sdp_utils.cpp` of PyTorch).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CardKind {
+    /// Capability below 8.0: no flash attention; the memory-efficient kernel takes fp16 and fp32, and fp32 of any width.
+    BeforeAmpere,
+    /// 8.0, 9.0, 10.0: all kernels.
+    #[default]
+    DataCenter,
+    /// 8.6 to 8.9 and 12.0: flash attention does not train some of the widest heads.
+    Consumer,
+}
+
+impl CardKind {
+    const ALL: [CardKind; 3] = [CardKind::BeforeAmpere, CardKind::DataCenter, CardKind::Consumer];
+
+    /// The kind of a card by its compute capability, 80 for 8.0.
+    #[must_use]
+    pub fn of(capability: u32) -> Self {
+        match capability {
+            ..80 => CardKind::BeforeAmpere,
+            86..90 | 120.. => CardKind::Consumer,
+            _ => CardKind::DataCenter,
+        }
+    }
+}
+
+impl fmt::Display for CardKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            CardKind::BeforeAmpere => "before-ampere",
+            CardKind::DataCenter => "data-center",
+            CardKind::Consumer => "consumer",
+        })
+    }
+}
+
+impl FromStr for CardKind {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        CardKind::ALL.into_iter().find(|kind| kind.to_string() == text).ok_or(())
+    }
+}
+
 /// What was traced, and how. Later stages decide by the typed fields; [`Origin::options`] are only shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -56,6 +101,9 @@ pub struct Origin {
     /// The kernel for attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<String>,
+    /// The kind of card whose attention it is, where others run other kernels for this step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub card: Option<CardKind>,
     /// The optimizer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<String>,
@@ -80,6 +128,7 @@ const BATCH: &str = "batch";
 const SEQ: &str = "seq";
 const DTYPE: &str = "dtype";
 const ATTENTION: &str = "attention";
+const CARD: &str = "card";
 const OPTIMIZER: &str = "optimizer";
 const FORWARDS: &str = "forwards";
 const INPUTS: &str = "inputs";
@@ -112,6 +161,7 @@ impl Origin {
             SEQ => set(&mut self.seq, &value),
             DTYPE => set(&mut self.precision, &value),
             ATTENTION => set(&mut self.attention, &value),
+            CARD => set(&mut self.card, &value),
             OPTIMIZER => set(&mut self.optimizer, &value),
             FORWARDS => set(&mut self.forwards, &value),
             INPUTS => set(&mut self.inputs, &value),
@@ -140,6 +190,7 @@ impl Origin {
             (SEQ, self.seq.map(|seq| seq.to_string())),
             (DTYPE, self.precision.map(|dtype| dtype.to_string())),
             (ATTENTION, text(&self.attention)),
+            (CARD, self.card.map(|card| card.to_string())),
             (OPTIMIZER, text(&self.optimizer)),
             (FORWARDS, text(&self.forwards)),
             (INPUTS, text(&self.inputs)),

@@ -43,6 +43,30 @@ fn depth(bencher: divan::Bencher<'_, '_>, depth: u64) {
     plan(bencher, &nested(depth).unwrap());
 }
 
+#[divan::bench(args = [1000, 2000, 4000, 8000], sample_count = 3)]
+fn in_place(bencher: divan::Bencher<'_, '_>, operators: u64) {
+    plan(bencher, &changed(operators).unwrap());
+}
+
+/// A module in whose forward so many operators change their input in place.
+fn changed(operators: u64) -> Result<StepTrace, FakeError> {
+    let tape = Tape::new("in place");
+    let scope = nn::Scope::root(&tape, "Chain", Dtype::Bf16);
+    let layer = nn::Linear::new(&scope, "layer", WIDTH, WIDTH, true);
+    let input = tape.input(Dtype::Bf16, &[4096, WIDTH]);
+    let labels = tape.input(Dtype::I64, &[4096]);
+    let forward = || {
+        scope.call(&[&input], || {
+            let mut hidden = layer.forward(&input);
+            for _ in 0..operators {
+                hidden = hidden.neg().relu_in_place();
+            }
+            hidden
+        })
+    };
+    Step::new(&tape, Optimizer::AdamW).run(forward, |logits| logits.cross_entropy(&labels))
+}
+
 const WIDTH: u64 = 256;
 
 /// A module with a layer of its own around another such module.

@@ -99,6 +99,37 @@ pub enum Error {
     /// What stays gathered is chosen together with a plan.
     #[error("{} chooses together with a plan, so it is for the verb plan; give yes or no", Opt("reshard").to("auto"))]
     ReshardingChosen,
+    /// How the loss is computed is chosen together with a plan.
+    #[error("{} chooses together with a plan, so it is for the verbs plan and fit; give plain or chunked", Opt("loss").to("auto"))]
+    LossChosen,
+    /// Other losses are tried of models that are traced natively.
+    #[error("{} is for models that `rematic models` lists, and for a config.json of such a one; leave it out", Opt("loss").to("auto"))]
+    LossOfFit,
+    /// A plan as code that computes the loss in chunks.
+    #[error(
+        "the plan computes the loss of `{head}` in chunks, which the emitted Python cannot; train with rematic.apply, or plan with {}",
+        Opt("loss").to("plain")
+    )]
+    EmitsLoss {
+        /// The layer.
+        head: String,
+    },
+    /// A step of which no other is known.
+    #[error(
+        "this trace knows only the plain loss, so {} has nothing to take; capture it with {}",
+        Opt("loss").to(asked), Opt("loss").to("auto")
+    )]
+    OneLoss {
+        /// What was asked for.
+        asked: &'static str,
+    },
+    /// The rate of a link that nothing would use.
+    #[error(
+        "{} is for plans that move outputs to the host, and without {} none does; give that too, or leave it out",
+        Opt("host-bandwidth"),
+        Opt("host-memory")
+    )]
+    UnusedHostBandwidth,
     /// What a saved step computes in is known.
     #[error(
         "a saved step has its types already; {} is for a model, or for a step in half precision with {}",
@@ -107,10 +138,37 @@ pub enum Error {
     MixedTrace,
     /// What `torch.compile` makes of a step is known when it has run.
     #[error(
-        "what torch.compile fuses and keeps is not known before it has compiled the step; run your script on a GPU that is not \
-         there, with `rematic rehearse -- python train.py`, which says what the compiled step takes"
+        "what torch.compile fuses and keeps is not known before it has compiled the step; `rematic explain` \
+         with {} rehearses a model of Hugging Face's, and `rematic rehearse -- python train.py` your own script",
+        Opt("with-compile")
     )]
     Compiled,
+    /// Nothing to build the model from.
+    #[error(
+        "{name} has no config of Hugging Face's, so that its model cannot be compiled here; run your script on a GPU that is not \
+         there, with `rematic rehearse -- python train.py`, and torch.compile in it"
+    )]
+    NoConfig {
+        /// What was given.
+        name: String,
+    },
+    /// An option that the rehearsal of a compiled model does not know.
+    #[error(
+        "{option} is not rehearsed under torch.compile; drop one of them, or rehearse your own script with `rematic rehearse -- \
+         python train.py`"
+    )]
+    NotCompiled {
+        /// The option.
+        option: Opt,
+    },
+    /// The model does not run under `torch.compile`.
+    #[error("{name} could not be rehearsed under torch.compile: {reason}")]
+    Compile {
+        /// The model.
+        name: String,
+        /// Why.
+        reason: String,
+    },
     /// A port that cannot be listened on.
     #[error("cannot listen on 127.0.0.1:{port}: {source}; give another {}, or none for any that is free", Opt("port"))]
     Port {
@@ -244,6 +302,16 @@ pub enum Error {
         /// Why.
         why: String,
     },
+    /// A step of a lock file that there is no more.
+    #[error("{} has the step `{step}`, but {source}", path.display())]
+    LockedStep {
+        /// The file.
+        path: PathBuf,
+        /// The step as it was typed.
+        step: String,
+        /// Why there are no figures of it.
+        source: Box<Error>,
+    },
     /// A config file cannot be read.
     #[error("cannot read {}: {source}; give a config.json, a saved trace, or a model that `rematic models` lists", path.display())]
     Read {
@@ -255,7 +323,8 @@ pub enum Error {
     /// A model id that the local cache of the hub does not have.
     #[error(
         "`{id}` is neither a file nor a model in the Hugging Face cache, {}; nothing is downloaded here: fetch its config with \
-         `hf download {id} config.json`, give a config.json, or a model that `rematic models` lists", cache.display()
+         `hf download {id} config.json`, give a config.json, or a model that `rematic models` lists{}",
+        cache.display(), like_it(id)
     )]
     NotInHub {
         /// The id.
@@ -327,4 +396,11 @@ fn no_python(tried: &[String]) -> String {
         [only] => format!("`{only}` does not have"),
         several => format!("neither {} has", several.join(" nor ")),
     }
+}
+
+/// The built-in model that an id of the hub stands for, if there is one.
+fn like_it(id: &str) -> String {
+    let name = id.rsplit('/').next().unwrap_or(id).to_lowercase();
+    let known = crate::BUILTIN.iter().map(|model| model.name).filter(|known| name.contains(known));
+    known.max_by_key(|known| known.len()).map_or_else(String::new, |known| format!(", like `{known}`"))
 }

@@ -52,12 +52,7 @@ enum Ended {
 
 impl Foreign {
     pub(crate) fn new(name: &str, why: &str, config: &str) -> Self {
-        Foreign {
-            name: name.to_owned(),
-            why: why.to_owned(),
-            config: config.to_owned(),
-            python: env::var_os(PYTHON).filter(|python| !python.is_empty()),
-        }
+        Foreign { name: name.to_owned(), why: why.to_owned(), config: config.to_owned(), python: named_python() }
     }
 
     /// Captured by this Python, unless the environment names another.
@@ -75,10 +70,7 @@ impl Foreign {
         let request = self.request(options)?;
         let folder = tempfile::tempdir().map_err(|source| self.failed(&source))?;
         let trace = folder.path().join("step.rmt");
-        let tried = match &self.python {
-            Some(python) => vec![python.clone()],
-            None => vec!["python3".into(), "python".into()],
-        };
+        let tried = self.python.clone().map_or_else(any_python, |python| vec![python]);
         for python in &tried {
             match self.run(python, &request, folder.path(), &trace)? {
                 Ended::Done => return Ok(StepTrace::read(&trace)?),
@@ -98,6 +90,7 @@ impl Foreign {
             dtype,
             optimizer,
             attention,
+            card,
             layers,
             dropout,
             dim,
@@ -130,6 +123,7 @@ impl Foreign {
             // As for native models that come from a config.
             "optimizer": optimizer.unwrap_or(Optimizer::AdamWFused).to_string(),
             "attention": attention.unwrap_or_default().to_string(),
+            "card": card.unwrap_or_default().to_string(),
             "layers": layers,
             "dropout": dropout,
         }))
@@ -167,6 +161,20 @@ impl Foreign {
     fn failed(&self, source: &dyn std::fmt::Display) -> Error {
         Error::Capture { name: self.name.clone(), reason: source.to_string() }
     }
+}
+
+/// The Python that the environment names.
+fn named_python() -> Option<OsString> {
+    env::var_os(PYTHON).filter(|python| !python.is_empty())
+}
+
+fn any_python() -> Vec<OsString> {
+    vec!["python3".into(), "python".into()]
+}
+
+/// The Pythons to try, one after the other.
+pub(crate) fn pythons() -> Vec<OsString> {
+    named_python().map_or_else(any_python, |python| vec![python])
 }
 
 fn ended(status: ExitStatus, said: &[u8]) -> Ended {

@@ -19,12 +19,14 @@
 mod alternatives;
 #[cfg(feature = "cli")]
 pub mod cli;
+mod compiled;
 mod connection;
 mod error;
 mod fit;
 mod foreign;
 mod hub;
 mod lock;
+mod losses;
 mod milp;
 pub mod options;
 mod pace;
@@ -37,6 +39,7 @@ mod study;
 mod target;
 
 pub use alternatives::Alternatives;
+pub use compiled::rehearse_compiled;
 pub use connection::{HostBandwidth, Link, Network, NoConnection};
 pub use error::Error;
 pub use fit::{FitRequest, Fixed, MOST_GPUS, SourceSteps, StepSize, Steps};
@@ -44,7 +47,7 @@ pub use foreign::{Foreign, PYTHON};
 pub use lock::{Lock, LockedStep};
 pub use milp::{MilpAnswer, replay_milp};
 pub use page::{PageAnswer, PageOptions};
-pub use planning::{CurveAnswer, MilpSettings, PlanAnswer, Planner};
+pub use planning::{CurveAnswer, MilpSettings, PlanAnswer, Planner, emitted_python};
 pub use rematic_allocator::{Settings, SettingsError};
 pub use rematic_cost::{
     CostError, CostRule, CostTable, Costs, Device, Devices, Links, Measured, Signature, Signatures,
@@ -54,24 +57,26 @@ pub use rematic_fake::{AttentionKernel, FakeError, Lora, Optimizer};
 pub use rematic_layout::{Fsdp2, Fsdp2Error, fsdp2, layers as fsdp2_layers};
 pub use rematic_plan::{
     Cancel, CategoryBytes, DocumentError, Explanation, Limits, Moment, Numerics, Outcome, Place, PlanDocument,
-    PlanError, PlannedMoment, Problem, Remedy, RemedyKind, Replayed, ResidentGroup, Solution, Together,
+    PlanError, PlannedLoss, PlannedMoment, Problem, Remedy, RemedyKind, Replayed, ResidentGroup, Solution, Together,
     resident_groups,
 };
 pub use rematic_rehearsal::{Card, Record, Rehearsal, RehearsalError};
 pub use rematic_replay::{Allocator, Recording, Timeline};
 pub use rematic_report::{
-    Changed, CheckReport, ChromeTrace, CurvePoint, CurveReport, Difference, ExplanationReport, ExploreAnswer,
+    Changed, CheckReport, ChromeTrace, Compiled, CurvePoint, CurveReport, Difference, ExplanationReport, ExploreAnswer,
     ExploreChoice, ExploreCurve, ExplorePage, Figures, Fit, FitAnswer, FitFound, FitQuestion, FitSetup, FitValue,
-    Memory, MilpReport, Pace, PlanReport, Prediction, RehearsalReport, SavedPage, SavedReport, Setup, SnapshotPage,
-    SnapshotReport, StatsReport, Style, Ways, devices_json, devices_text, explore_refusal, models_json, models_text,
-    plan_html, plan_python, timeline_csv, trace_html, trace_text, variants_html, variants_text, visible,
+    LossTaken, Memory, MilpReport, Pace, PlanReport, Prediction, RehearsalReport, SavedPage, SavedReport, Setup,
+    SnapshotPage, SnapshotReport, StatsReport, Style, Ways, devices_json, devices_text, explore_refusal, models_json,
+    models_text, plan_html, plan_python, timeline_csv, trace_html, trace_text, variants_html, variants_text, visible,
 };
 pub use rematic_snapshot::{Snapshot, SnapshotError, Story};
 pub use rematic_torch::{
     Baseline, MilpOptions, MilpOutcome, ModuleGraph, ModuleStats, StepStats, TorchError, Tradeoffs, milp,
     optimal_policy,
 };
-pub use rematic_trace::{Bytes, Category, DeviceKind, Dtype, FileError, Millis, Origin, Phase, StepTrace, Verdict};
+pub use rematic_trace::{
+    Bytes, CardKind, Category, DeviceKind, Dtype, FileError, Millis, Origin, Phase, StepTrace, Verdict,
+};
 pub use resharding::Resharding;
 pub use source::Source;
 pub use study::{Explained, Study};

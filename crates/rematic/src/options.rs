@@ -142,15 +142,44 @@ pub const PRECISIONS: &[Named<Precision>] = &[
         "Parameters, gradients and optimizer state in fp32; computes under torch.autocast(bfloat16), or by FSDP2's policy",
     ),
     named("fp32", Precision { dtype: Dtype::F32, mixed: false }, "All in 32-bit floats"),
-    named("fp16", Precision { dtype: Dtype::F16, mixed: true }, "As mixed, in float16; the loss scaler is not counted"),
+    named(
+        "fp16",
+        Precision { dtype: Dtype::F16, mixed: true },
+        "As mixed, in float16, with torch.amp.GradScaler; under FSDP2 without it",
+    ),
 ];
+/// How the loss is computed, or that it is to be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossChoice {
+    /// So.
+    As(LossKind),
+    /// As makes the planned step fastest.
+    Chosen,
+}
+
+impl LossChoice {
+    /// How it is computed where nothing is chosen.
+    #[must_use]
+    pub fn kind(self) -> Option<LossKind> {
+        match self {
+            LossChoice::As(kind) => Some(kind),
+            LossChoice::Chosen => None,
+        }
+    }
+}
+
 /// `loss`.
-pub const LOSSES: &[Named<LossKind>] = &[
-    named("plain", LossKind::Plain, "From the logits of all positions, as Hugging Face's models do"),
+pub const LOSSES: &[Named<LossChoice>] = &[
+    named("plain", LossChoice::As(LossKind::Plain), "From the logits of all positions, as Hugging Face's models do"),
     named(
         "chunked",
-        LossKind::Chunked,
-        "Over 8 parts of the positions, with logits that are not kept: rematic.chunked_loss",
+        LossChoice::As(LossKind::Chunked),
+        "Over 8 parts of the positions, with logits that are not kept; equal up to rounding",
+    ),
+    named(
+        "auto",
+        LossChoice::Chosen,
+        "The one with which the planned step is faster, plain if they are equal; for plan and fit",
     ),
 ];
 /// `reshard`.

@@ -1,3 +1,4 @@
+use rayon::prelude::*;
 use rematic_plan::{Outcome, PlanDocument, Problem, Solution};
 use rematic_replay::Recording;
 use rematic_report::{OnDevice, Origins, Page, PlanView};
@@ -47,7 +48,7 @@ impl Study {
         let for_device = options.budget.is_none() && options.plan.is_none() && self.is_cuda();
         let command = options.command.clone();
         self.limits.cancel.catch(|| {
-            let points = problem.curve(options.points, progress);
+            let (points, explanation) = rayon::join(|| problem.curve(options.points, &progress), || self.explain());
             let (budget, solution) = self.chosen(problem, &points, options)?;
             let origins = Origins::new(trace);
             let view = |(budget, solution): &(Bytes, Solution)| {
@@ -77,8 +78,8 @@ impl Study {
                 origins: &origins,
                 plain: &problem.record(&[]),
                 chosen: (&document, &solution.checkpoints, &recording),
-                explanation: &self.explain()?,
-                curve: points.iter().map(view).collect(),
+                explanation: &explanation?,
+                curve: points.par_iter().map(view).collect(),
             };
             Ok(PageAnswer { html: page.html(), document, recording, fits })
         })?

@@ -5,7 +5,8 @@ use rayon::prelude::*;
 use rematic_cost::{Device, Measured};
 use rematic_plan::{Explanation, Outcome, PlanDocument, PlannedMoment, Problem, Replayed, Solution};
 use rematic_report::{
-    CurvePoint, CurveReport, Memory, MilpReport, OffloadPoint, OnDevice, Pace, PlanReport, Setup, Style, Ways,
+    CurvePoint, CurveReport, LossTaken, Memory, MilpReport, OffloadPoint, OnDevice, Pace, PlanReport, Setup, Style,
+    Ways, plan_python,
 };
 use rematic_torch::MilpOutcome;
 use rematic_trace::{Bytes, Flops, Millis, Opt, StepTrace, Verdict};
@@ -84,6 +85,8 @@ pub struct PlanAnswer {
     /// What else brings the step within the budget on the same devices and computes the same, alone or, where nothing does, on
     /// top of a plan; the cheapest first. Nothing for a step that fits as it is.
     pub ways: Ways,
+    /// Which loss was taken, if that was to be chosen.
+    pub loss: Option<LossTaken>,
     /// What the planner `milp` says, by whose model the step fits or does not; `None` from the others.
     pub milp: Option<MilpAnswer>,
 }
@@ -156,6 +159,7 @@ impl PlanAnswer {
             on_device: self.on_device(),
             pace: Some(&self.pace),
             measured: self.measured.as_ref(),
+            loss: self.loss.as_ref(),
         }
     }
 
@@ -175,8 +179,23 @@ impl PlanAnswer {
             pace: Some(&self.pace),
             measured: self.measured.as_ref(),
             ways: &self.ways,
+            loss: self.loss.as_ref(),
         }
     }
+}
+
+/// A plan as a Python file that needs nothing but torch.
+///
+/// # Errors
+/// If it has variants, or decisions that such a file cannot follow: outputs on the host, a loss in chunks.
+pub fn emitted_python(document: &PlanDocument) -> Result<String, Error> {
+    if let Some(offload) = document.offload {
+        return Err(Error::EmitsOffload { bytes: offload.bytes });
+    }
+    if let Some(loss) = &document.loss {
+        return Err(Error::EmitsLoss { head: loss.head.clone() });
+    }
+    Ok(plan_python(document.single()?))
 }
 
 /// Budget against time.
@@ -244,6 +263,24 @@ impl Study {
         // The replay for the picture may be cancelled too.
         let answer = self.limits.cancel.catch(|| self.answer(problem, (verdict, solution), budget, memory))?;
         Ok(PlanAnswer { for_device: for_device && self.is_cuda(), ways, ..answer })
+    }
+
+    /// Some plan for a budget, or for the device without one, that takes little time to find.
+    pub(crate) fn quickly(&self, budget: Option<Bytes>) -> Result<(Verdict, Solution), Error> {
+        let problem = self.problem()?;
+        let Outcome { verdict, solution } = self.limits.cancel.catch(|| match budget {
+            None => {
+                let found = self.for_device(problem, EXACT, Effort::Some);
+                // Under another plan the allocator need not empty its cache, and that one is taken, though it may cost more.
+                let empties = found.memory.is_some_and(|memory| memory.retries.is_some_and(|retries| retries > 0));
+                if empties { self.for_device(problem, EXACT, Effort::Full).outcome } else { found.outcome }
+            }
+            Some(budget) => {
+                let greedy = problem.quick_greedy(budget);
+                if greedy.verdict == Verdict::Infeasible { problem.quick(budget) } else { greedy }
+            }
+        })?;
+        Ok((verdict, solution))
     }
 
     /// Whether what the host has can be of use.
@@ -370,6 +407,7 @@ impl Study {
             for_device: false,
             measured: self.costs.measurements().cloned(),
             ways: Ways::default(),
+            loss: None,
             milp: None,
         }
     }

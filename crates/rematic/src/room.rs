@@ -1,4 +1,8 @@
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use rematic_plan::{Outcome, Problem, Solution};
+use rematic_replay::Checkpoint;
 use rematic_report::Memory;
 use rematic_trace::{Bytes, Millis, Verdict};
 
@@ -44,7 +48,12 @@ pub(crate) struct Fitting<'a> {
     effort: Effort,
     /// Whether nothing more is asked about a plan than whether it fits.
     only_fits: bool,
+    /// What the allocator said of plans so far: neighbouring budgets, and other planners, often have the same.
+    seen: Rc<RefCell<Vec<Seen>>>,
 }
+
+/// A plan, and what the step takes under it; nothing if it is only known not to fit.
+type Seen = (Vec<Checkpoint>, Option<Memory>);
 
 /// A plan with its budget and what the step takes under it.
 struct Kept {
@@ -89,7 +98,13 @@ enum Tried {
 impl<'a> Fitting<'a> {
     pub(crate) fn new(study: &'a Study, problem: &'a Problem, searches: Searches, effort: Effort) -> Self {
         let room = study.target.room();
-        Fitting { study, problem, searches, room, best: None, just: None, questions: 0, effort, only_fits: false }
+        let seen = Rc::default();
+        Fitting { study, problem, searches, room, best: None, just: None, questions: 0, effort, only_fits: false, seen }
+    }
+
+    /// The same question to others, who know what this one has seen.
+    fn asking(&self, searches: Searches, effort: Effort) -> Self {
+        Fitting { seen: Rc::clone(&self.seen), ..Fitting::new(self.study, self.problem, searches, effort) }
     }
 
     /// The cheapest plan found under which PyTorch's allocator need not empty its cache; if there is none, the cheapest
@@ -108,11 +123,9 @@ impl<'a> Fitting<'a> {
             return possible;
         }
         self.look(possible.budget, possible.outcome);
-        if self.effort == Effort::Full {
-            return self.search();
-        }
+        // Whoever asks for more has at least what others are told.
         self.ask(possible.budget);
-        self.chosen(None)
+        if self.effort == Effort::Full { self.search() } else { self.chosen(None) }
     }
 
     /// Some plan that fits, without regard to what it costs: by the greedy planner for lower and lower budgets, and else by a
@@ -125,13 +138,13 @@ impl<'a> Fitting<'a> {
         if !is_plain && !problem.may_be_within(room) {
             return None;
         }
-        let found = Fitting::new(study, problem, GREEDY, Effort::Verdict).search();
+        let found = self.asking(GREEDY, Effort::Verdict).search();
         if found.outcome.verdict != Verdict::Infeasible {
             return Some(found);
         }
         let highest = room.0.min(problem.baseline().peak.0.saturating_sub(1));
         let lowest = found.outcome.solution.replayed.peak.0.min(highest);
-        let mut quick = Fitting { only_fits: true, ..Fitting::new(study, problem, QUICK, Effort::Verdict) };
+        let mut quick = Fitting { only_fits: true, ..self.asking(QUICK, Effort::Verdict) };
         for part in 0..BETWEEN {
             quick.ask(Bytes(lowest + (highest - lowest) / BETWEEN * part));
             if quick.is_enough() {
@@ -240,14 +253,10 @@ impl<'a> Fitting<'a> {
 
     /// Runs a plan through the allocator, and keeps it if it is the cheapest so far.
     fn look(&mut self, budget: Bytes, Outcome { verdict, solution }: Outcome) -> Tried {
-        let memory = if self.only_fits && self.study.is_cuda() {
-            let Some(memory) = self.study.memory_within(self.problem, &solution.checkpoints) else {
-                return Tried::Exceeds(Bytes(0));
-            };
-            Some(memory)
-        } else {
-            self.study.memory_under(self.problem, &solution.checkpoints)
-        };
+        let memory = self.memory(&solution.checkpoints);
+        if memory.is_none() && self.study.is_cuda() {
+            return Tried::Exceeds(Bytes(0));
+        }
         let peak = solution.replayed.peak;
         let cheaper = |kept: &Option<Kept>| is_cheaper(&solution, kept);
         match memory.map(|memory| (memory.retries, memory.reserved)) {
@@ -270,12 +279,32 @@ impl<'a> Fitting<'a> {
         }
     }
 
+    /// What the step takes under a plan; nothing on the CPU, or if all that is asked is whether it fits and it does not.
+    fn memory(&self, checkpoints: &[Checkpoint]) -> Option<Memory> {
+        let seen = self.seen.borrow().iter().find(|(plan, _)| plan == checkpoints).map(|(_, memory)| *memory);
+        if let Some(memory) = seen.filter(|memory| memory.is_some() || self.only_fits) {
+            return memory;
+        }
+        let found = if self.only_fits {
+            self.study.memory_within(self.problem, checkpoints)
+        } else {
+            self.study.memory_under(self.problem, checkpoints)
+        };
+        let mut known = self.seen.borrow_mut();
+        known.retain(|(plan, _)| plan != checkpoints);
+        known.push((checkpoints.to_vec(), found));
+        found
+    }
+
     /// What was found, or else the plan with the lowest peak.
     fn chosen(self, least: Option<Solution>) -> Found {
         if let Some(Kept { budget, solution, memory }) = self.best.or(self.just) {
             let verdict = if solution.checkpoints.is_empty() { Verdict::Fits } else { Verdict::Planned };
             let bound = match verdict {
-                Verdict::Planned => self.problem.lower_bound(budget).unwrap_or(Millis(0.0)),
+                // Where only the verdict is asked for, nobody reads it.
+                Verdict::Planned if self.effort != Effort::Verdict => {
+                    self.problem.lower_bound(budget).unwrap_or(Millis(0.0))
+                }
                 _ => Millis(0.0),
             };
             let lower_bound = Millis(bound.0.min(solution.replayed.recompute.0));
@@ -283,7 +312,9 @@ impl<'a> Fitting<'a> {
             return Found { outcome: Outcome { verdict, solution }, budget, memory };
         }
         let solution = least.unwrap_or_else(|| self.problem.unplanned());
-        let memory = self.study.memory_under(self.problem, &solution.checkpoints);
+        // Nor what a step takes that does not fit.
+        let asks = self.effort != Effort::Verdict;
+        let memory = asks.then(|| self.study.memory_under(self.problem, &solution.checkpoints)).flatten();
         Found { outcome: Outcome { verdict: Verdict::Infeasible, solution }, budget: self.room, memory }
     }
 }

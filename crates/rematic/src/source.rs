@@ -86,6 +86,23 @@ impl Source {
         }
     }
 
+    /// The text of the config that a model comes from; none of a saved step, and of a model that has none.
+    ///
+    /// # Errors
+    /// As [`Source::open`].
+    pub fn config(name: &str) -> Result<Option<String>, Error> {
+        if let Some(entry) = BUILTIN.iter().find(|entry| entry.name.eq_ignore_ascii_case(name)) {
+            return Ok(entry.config.map(str::to_owned));
+        }
+        if let Source::Trace(_) = Source::open(name)? {
+            return Ok(None);
+        }
+        let path = hub::config(&hub::cache(), name).filter(|_| !Path::new(name).exists());
+        let path = path.unwrap_or_else(|| PathBuf::from(name));
+        let text = read(&path).map_err(|source| Error::Read { path, source })?;
+        Ok(Some(String::from_utf8_lossy(&text).into_owned()))
+    }
+
     /// The trace of one step.
     ///
     /// # Errors

@@ -6,8 +6,8 @@ use rematic_allocator::Settings;
 use rematic_cost::{Costs, Device, Measured};
 use rematic_layout::even_shards;
 use rematic_plan::{Explanation, Limits, PlanDocument, PlanError, Problem, Solution};
-use rematic_replay::{Allocator, Checkpoint, Ledger, Schedule, Scratch, Timeline};
-use rematic_report::{ExplanationReport, Memory, Pace, Setup, StatsReport, TriedSetting};
+use rematic_replay::{Allocator, Checkpoint, Course, Ledger, Schedule, Scratch, Timeline};
+use rematic_report::{Compiled, ExplanationReport, Memory, Pace, Setup, StatsReport, TriedSetting};
 use rematic_torch::StepStats;
 use rematic_trace::{Bytes, Millis, StepTrace};
 
@@ -53,6 +53,8 @@ pub struct Explained {
     budget: Option<Bytes>,
     settings: Vec<TriedSetting>,
     measured: Option<Measured>,
+    /// The step under `torch.compile`, where it was rehearsed.
+    pub compiled: Option<Compiled>,
 }
 
 impl Explained {
@@ -66,6 +68,7 @@ impl Explained {
             memory: self.memory.as_ref(),
             budget: self.budget,
             settings: &self.settings,
+            compiled: self.compiled.as_ref(),
             measured: self.measured.as_ref(),
         }
     }
@@ -171,7 +174,9 @@ impl Study {
     /// As [`Study::problem`].
     pub fn explain(&self) -> Result<Explanation, Error> {
         let problem = self.problem()?;
-        Ok(self.limits.cancel.catch(|| Explanation::new(problem, &self.whole, &self.target.device))?)
+        let explanation = self.limits.cancel.catch(|| Explanation::new(problem, &self.whole, &self.target.device))?;
+        // By the clocks of its streams, as everywhere else.
+        Ok(Explanation { step_ms: self.pace().step, ..explanation })
     }
 
     /// The same with all that `rematic explain` says; `budget` is the most memory that tensors may take.
@@ -190,6 +195,7 @@ impl Study {
             budget,
             settings: self.tried_settings(),
             measured: self.costs.measurements().cloned(),
+            compiled: None,
         })
     }
 
@@ -214,8 +220,8 @@ impl Study {
         if checkpoints.is_empty() {
             return self.memory().copied();
         }
-        let made = || self.target.memory_of(&self.trace, &problem.schedule(checkpoints), self.scratch());
-        self.is_cuda().then(made)
+        let course = || Course::new(&self.trace, &problem.schedule(checkpoints));
+        self.is_cuda().then(|| self.target.memory_of(&course(), self.scratch()))
     }
 
     /// The same, if it fits; nothing for a step on the CPU.
@@ -223,14 +229,17 @@ impl Study {
         if checkpoints.is_empty() {
             return self.memory().copied().filter(Memory::fits);
         }
-        let schedule = problem.schedule(checkpoints);
-        self.is_cuda().then(|| self.target.memory_within(&self.trace, &schedule, self.scratch())).flatten()
+        let course = || Course::new(&self.trace, &problem.schedule(checkpoints));
+        self.is_cuda().then(|| self.target.memory_within(&course(), self.scratch())).flatten()
     }
 
     /// Whether the step as it is takes so much more than there is that the allocator need not be asked: what an operator
     /// accumulates into is in use twice at most.
     pub(crate) fn is_far_too_large(&self) -> bool {
-        let peak = self.plain_peak.get_or_init(|| Timeline::replay(&self.trace, self.allocator()).peak().total());
+        let peak = self.plain_peak.get_or_init(|| match self.problem.get() {
+            Some(problem) => problem.baseline().peak,
+            None => Timeline::replay(&self.trace, self.allocator()).peak().total(),
+        });
         peak.0 / 2 > self.target.room().0
     }
 
@@ -241,11 +250,11 @@ impl Study {
             return Vec::new();
         }
         let start = Ledger::new(&self.trace, Allocator::Cuda);
-        let schedule = Schedule::plain(&self.trace, &start);
+        let course = Course::new(&self.trace, &Schedule::plain(&self.trace, &start));
         let tried = |&(setting, change): &(&'static str, Change)| {
             let mut target = self.target.clone();
             change(&mut target.settings);
-            let memory = target.memory_of(&self.trace, &schedule, self.scratch());
+            let memory = target.memory_of(&course, self.scratch());
             TriedSetting { setting, reserved_bytes: memory.reserved, fits: memory.fits() }
         };
         TRIED.par_iter().map(tried).collect()

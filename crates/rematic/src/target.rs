@@ -2,9 +2,9 @@ use std::path::Path;
 
 use rematic_allocator::{Device as Card, Settings};
 use rematic_cost::{CostRule, CostTable, Costs, Device, Devices, HostLink};
-use rematic_replay::{Allocator, Architecture, Ledger, Reserved, Schedule, Scratch};
+use rematic_replay::{Allocator, Architecture, Course, Ledger, Reserved, Schedule, Scratch};
 use rematic_report::Memory;
-use rematic_trace::{Bytes, DeviceKind, Dtype, Op, Opt, StepTrace};
+use rematic_trace::{Bytes, CardKind, DeviceKind, Dtype, Op, Opt, StepTrace};
 
 use crate::connection::{HostBandwidth, Link, Network};
 use crate::error::Error;
@@ -46,8 +46,15 @@ pub(crate) fn context(ranks: u64) -> Bytes {
     if ranks > 1 { CONTEXT + NCCL } else { CONTEXT }
 }
 
+/// The card that a rehearsal runs on.
+pub(crate) fn card(device: &Device, context: Bytes) -> Result<rematic_rehearsal::Card, Error> {
+    let (capability, processors) = device.chip.ok_or_else(|| Error::NoChip { device: device.name.clone() })?;
+    let (name, usable) = (device.product.clone(), device.usable.0);
+    Ok(rematic_rehearsal::Card { name, capability, processors, usable, context: context.0 })
+}
+
 /// More than any device has.
-const UNLIMITED: Bytes = Bytes(1 << 50);
+pub(crate) const UNLIMITED: Bytes = Bytes(1 << 50);
 
 /// What a step is for: a device, where times come from, and how memory is counted.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,7 +155,7 @@ impl Target {
     #[must_use]
     pub fn memory(&self, trace: &StepTrace) -> Memory {
         let start = Ledger::new(trace, Allocator::Cuda);
-        self.memory_of(trace, &Schedule::plain(trace, &start), &self.scratch(trace))
+        self.memory_of(&Course::new(trace, &Schedule::plain(trace, &start)), &self.scratch(trace))
     }
 
     /// What kernels take for themselves on the device.
@@ -161,49 +168,45 @@ impl Target {
         Scratch::new(trace, self.device.chip.map(architecture))
     }
 
-    /// What there is to say about a step whose attention the device runs with another kernel: steps are traced with those of an
-    /// Ampere (`select_sdp_backend` in PyTorch's `sdp_utils.cpp`).
+    /// What kind of card it is, if that is known.
+    #[must_use]
+    pub fn card(&self) -> Option<CardKind> {
+        card_of(&self.device)
+    }
+
+    /// What there is to say about a step whose attention the device runs with another kernel (`select_sdp_backend` in PyTorch's
+    /// `sdp_utils.cpp`): one that was traced for another card, or with a kernel that was asked for.
     #[must_use]
     pub fn attention_warning(&self, trace: &StepTrace) -> Option<String> {
-        let (capability, _) = self.device.chip?;
-        let flash = |op: &&Op| trace.op_name(op).starts_with("_scaled_dot_product_flash_attention.");
-        let (layout, drops) = trace.ops().iter().find(flash).and_then(|op| {
-            let query = trace.inputs(op).first()?;
-            Some((trace.layout_of(*query), op.flags.random))
-        })?;
-        let width = layout.shape.last().copied().unwrap_or(0);
-        let instead = match capability {
-            ..80 if layout.dtype == Dtype::Bf16 => "math",
-            ..80 => "efficient",
-            86..90 | 120.. if (193..=224).contains(&width) || (width > 224 && drops) => "efficient",
-            _ => return None,
+        let (here, traced) = (self.card()?, trace.origin.card);
+        let is_other = match traced {
+            Some(card) => card != here,
+            None => trace.ops().iter().any(|op| !runs_on(trace, op, here)),
         };
         let product = &self.device.product;
-        Some(format!(
-            "{product} does not run flash attention for this step, which is traced with it; {} says what it takes there",
-            Opt("attention").to(instead)
-        ))
+        is_other.then(|| {
+            format!(
+                "{product} runs another kernel for the attention of this step than the one that it is traced with; trace it for \
+                 that device ({}), with the kernel that PyTorch picks there",
+                Opt("device").to(&self.device.name)
+            )
+        })
     }
 
     /// As [`Target::memory`], for the step as it is scheduled.
-    pub(crate) fn memory_of(&self, trace: &StepTrace, schedule: &Schedule<'_>, scratch: &Scratch) -> Memory {
-        self.memory_within(trace, schedule, scratch).unwrap_or_else(|| {
+    pub(crate) fn memory_of(&self, course: &Course<'_>, scratch: &Scratch) -> Memory {
+        self.memory_within(course, scratch).unwrap_or_else(|| {
             let settings = Settings { memory_fraction: 1.0, ..self.settings.clone() };
-            let found = Reserved::new(trace, schedule, settings, Card::with_memory(UNLIMITED.0), scratch);
-            Memory { retries: None, ..self.memory_from(trace, found.ok()) }
+            let found = Reserved::of(course, settings, Card::with_memory(UNLIMITED.0), scratch);
+            Memory { retries: None, ..self.memory_from(course.trace(), found.ok()) }
         })
     }
 
     /// The same, if it fits.
-    pub(crate) fn memory_within(
-        &self,
-        trace: &StepTrace,
-        schedule: &Schedule<'_>,
-        scratch: &Scratch,
-    ) -> Option<Memory> {
+    pub(crate) fn memory_within(&self, course: &Course<'_>, scratch: &Scratch) -> Option<Memory> {
         let card = Card { taken: context(self.ranks).0, ..Card::with_memory(self.device.usable.0) };
-        let found = Reserved::new(trace, schedule, self.settings.clone(), card, scratch).ok()?;
-        Some(self.memory_from(trace, Some(found)))
+        let found = Reserved::of(course, self.settings.clone(), card, scratch).ok()?;
+        Some(self.memory_from(course.trace(), Some(found)))
     }
 
     fn memory_from(&self, trace: &StepTrace, found: Option<Reserved>) -> Memory {
@@ -242,5 +245,26 @@ impl Target {
             Some(DeviceKind::Cpu) => Allocator::Cpu,
             Some(DeviceKind::Cuda) | None => Allocator::Cuda,
         }
+    }
+}
+
+/// What kind of card a device is, if its capability is known.
+pub(crate) fn card_of(device: &Device) -> Option<CardKind> {
+    device.chip.map(|(capability, _)| CardKind::of(capability))
+}
+
+/// Whether a kind of card runs an operator, as far as it is one of attention.
+fn runs_on(trace: &StepTrace, op: &Op, card: CardKind) -> bool {
+    let name = trace.op_name(op);
+    let is_flash = name.starts_with("_scaled_dot_product_flash_attention.");
+    if !is_flash && !name.starts_with("_scaled_dot_product_efficient_attention.") {
+        return true;
+    }
+    let Some(query) = trace.inputs(op).first().map(|query| trace.layout_of(*query)) else { return true };
+    let width = query.shape.last().copied().unwrap_or(0);
+    match card {
+        CardKind::BeforeAmpere => !is_flash && query.dtype != Dtype::Bf16,
+        CardKind::DataCenter => true,
+        CardKind::Consumer => !is_flash || width <= 192 || (width > 224 && !op.flags.random),
     }
 }

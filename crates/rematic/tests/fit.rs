@@ -10,8 +10,12 @@ fn target(device: &str) -> Target {
 }
 
 fn fit(options: &Options, device: &str, fixed: Fixed) -> Fit {
-    let name = "llama-3-8b";
-    let steps = SourceSteps { name: name.to_owned(), source: Source::open(name).unwrap(), options: options.clone() };
+    fit_with(options, device, fixed, false)
+}
+
+fn fit_with(options: &Options, device: &str, fixed: Fixed, tries_chunks: bool) -> Fit {
+    let (name, options) = ("llama-3-8b".to_owned(), options.clone());
+    let steps = SourceSteps { source: Source::open(&name).unwrap(), name, options, tries_chunks };
     let devices = Devices::builtin().all().to_vec();
     let request = FitRequest {
         steps: &steps,
@@ -71,6 +75,42 @@ fn the_answers_fit_and_their_neighbours_do_not() {
 }
 
 #[test]
+fn a_batch_that_does_not_fit_is_tried_in_micro_batches() {
+    let options = Options { layers: Some(2), ..Options::default() };
+    let fixed = Fixed { batch: Some(16), seq: Some(4096), gpus: Some(1), device: true, ..Fixed::default() };
+    let found = fit(&options, "a100-40", fixed);
+    let parts = |count: u64| Options { batch: Some(16 / count), seq: Some(4096), ..options.clone() };
+    let fitting: Vec<&FitSetup> =
+        found.setups.iter().filter(|setup| setup.means.iter().any(|word| word.ends_with("micro-batches"))).collect();
+    let alone = fitting.iter().find(|setup| setup.means.len() == 1).unwrap();
+    let count = 16 / alone.batch;
+    assert_eq!(alone.means, [format!("{count} micro-batches")]);
+    assert!(alone.memory.unwrap().fits() && alone.tokens_per_second.is_some());
+    // Half as many do not fit.
+    let mut fewer = parts(count / 2);
+    fewer.recipe.accumulate = Some(u32::try_from(count / 2).unwrap());
+    let study =
+        Study::new(Source::open("llama-3-8b").unwrap().trace(&fewer).unwrap(), target("a100-40"), Limits::default());
+    assert!(!study.unwrap().memory().unwrap().fits());
+}
+
+#[test]
+fn the_chunked_loss_is_tried_if_it_is_asked_for() {
+    let options = Options { layers: Some(2), ..Options::default() };
+    let fixed = Fixed { seq: Some(4096), gpus: Some(1), device: true, ..Fixed::default() };
+    let with_chunks =
+        |found: &Fit| found.setups.iter().filter(|s| s.means.contains(&"chunked loss".to_owned())).count();
+    assert_eq!(with_chunks(&fit(&options, "a100-40", fixed)), 0);
+    let found = fit_with(&options, "a100-40", fixed, true);
+    assert!(with_chunks(&found) >= 2, "{found:?}");
+    let largest = |chunked: bool| {
+        let of_kind = found.setups.iter().filter(|s| s.means.contains(&"chunked loss".to_owned()) == chunked);
+        of_kind.map(|setup| setup.batch).max().unwrap()
+    };
+    assert!(largest(true) > largest(false), "{found:?}");
+}
+
+#[test]
 fn gpus_and_devices_are_as_few_and_small_as_can_be() {
     let options = Options { layers: Some(4), ..Options::default() };
     let fixed = Fixed { batch: Some(1), seq: Some(2048), ..Fixed::default() };
@@ -98,7 +138,8 @@ fn a_saved_trace_is_asked_for_gpus_and_devices_alone() {
     let small = Options { layers: Some(1), seq: Some(256), ..Options::default() };
     Source::open("gpt2").unwrap().trace(&small).unwrap().write(&path).unwrap();
     let name = path.to_str().unwrap().to_owned();
-    let steps = SourceSteps { source: Source::open(&name).unwrap(), name, options: Options::default() };
+    let options = Options::default();
+    let steps = SourceSteps { source: Source::open(&name).unwrap(), name, options, tries_chunks: false };
     let request = FitRequest {
         steps: &steps,
         sharding: Fsdp2::over(0),

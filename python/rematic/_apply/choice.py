@@ -36,6 +36,9 @@ class Joint(Policy):
         saves = [[policy.saves[at] for policy in policies] for at in range(count)]
         super().__init__(first.module, first.call, [(first.names[at], any(saves[at])) for at in range(count)])
         self.positions = first.positions[:count]
+        # What is saved for any of them is read by no fewer than by each.
+        self.skips = frozenset(at for at in range(count) if all(at in policy.skips for policy in policies))
+        self.outlined = frozenset(at for at in range(count) if any(at in policy.skips for policy in policies))
         self._disputed = [open_to_all or not all(saved) for saved in saves]
 
     def disputed(self, at: int) -> bool:

@@ -2,12 +2,13 @@
 
 Both modes see every operator, check that it is the one that the plan has at this place, and act on its decision: in
 forward the outputs of saved operators are kept, when it is recomputed they are handed back, and their operators do not
-run. PyTorch's own selective modes go by the count of each kind of operator, refuse to keep what is changed in place
+run, nor do those whose results nothing reads. PyTorch's own selective modes go by the count of each kind of operator, refuse to keep what is changed in place
 together with its maker, and do not look at operators when they recompute.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,16 +24,19 @@ from .choice import Choice, Unplanned
 from .errors import Mismatch, changed, twice
 from .filling import Filling
 from .generators import Source, set_state, source_of, state_of
+from .hollow import Hollow, Unshaped, hollowed, outlined
 from .host import Movements, Sent, brought_back
 from .inside import Inside
 from .policy import BATCH_NORMS, READ, TO_COPY, Policy, makes_text, name_of, passes
 from .snapshot import Snapshot
+from .weights import Weights
 
 # Where the operators of batch norm take the running statistics, and whether they train.
 STATISTICS, TRAINING = slice(3, 5), 5
 AUTOCAST = ("cpu", "cuda")
 
 
+Hollow.error = PlanError
 # Stands for what an operator changes in place and returns.
 ARGUMENT = object()
 # Stands for an operator of the region.
@@ -45,7 +49,7 @@ class Kept:
     def __init__(
         self,
         snapshot: Snapshot | None,
-        parameters: list[Tensor],
+        weights: Weights,
         policy: Policy,
         audit: Audit | None,
         movements: Movements | None = None,
@@ -57,8 +61,7 @@ class Kept:
         # What was followed: what is handed back and what is recomputed goes by it.
         self.policy = policy
         # What the region reads and an optimizer may change.
-        self.parameters = parameters
-        self.parameter_versions: list[int] = []
+        self.weights = weights
         # Whether modules inside it gather their parameters themselves: no cache is filled by that.
         self.is_sharded_inside = False
         # What saved operators have made.
@@ -73,13 +76,21 @@ class Kept:
         self.states: dict[int, bytes] = {}
         # Where parameters are cast, and which.
         self.casts: dict[int, Tensor] = {}
+        # The shapes of what is not made again; incomplete where a shape cannot stand for it.
+        self.outlines: dict[int, Any] = {}
 
     def close(self) -> None:
         """The region has run. What it changed in place itself is as it should be; from now on nothing may change it."""
         self.versions = {at: _versions(value) for at, value in self.values.items()}
-        self.parameter_versions = [parameter._version for parameter in self.parameters]
+        self.weights.close()
         for snapshot in self.snapshots:
             snapshot.close()
+
+    @property
+    def skips(self) -> frozenset[int]:
+        """The operators that do not run again: all that the policy skips, or none."""
+        skips = self.policy.skips
+        return skips if skips <= self.outlines.keys() else frozenset()
 
     @property
     def snapshot(self) -> Snapshot:
@@ -112,13 +123,6 @@ class Kept:
     def tensors(self, at: int) -> list[Tensor]:
         """What a saved operator has made."""
         return _tensors(self.values[at])
-
-    def changed_parameter(self) -> Tensor | None:
-        """One that was changed since."""
-        for parameter, version in zip(self.parameters, self.parameter_versions, strict=True):
-            if parameter._version != version:
-                return parameter
-        return None
 
 
 class _Follower(TorchDispatchMode):
@@ -197,7 +201,7 @@ class Forward(_Follower):
             out = self._run(at, func, args, kwargs or {})
         if self._inside is not None:
             self._inside.note(_tensors((*args, *(kwargs or {}).values())), _tensors(out))
-        if self._audit is not None and not self._policy.saves[at]:
+        if self._audit is not None and not self._policy.saves[at] and at not in self._policy.skips:
             self._audit.first(at, func, args, out)
         return out
 
@@ -257,6 +261,9 @@ class Forward(_Follower):
         out = func(*args, **kwargs)
         if isinstance(policy, Filling):
             policy.note(at, _tensors(out))
+        if at in policy.outlined:
+            with contextlib.suppress(Unshaped):
+                kept.outlines[at] = outlined(out, _written(func, args, kwargs))
         if saved:
             written = _written(func, args, kwargs) if policy.changes[at] else ()
             value = _map(out, lambda tensor: ARGUMENT if _is_among(tensor, written) else _detached(tensor))
@@ -317,6 +324,7 @@ class Again(_Follower):
         self._autocast = False
         self._suspects = kept.snapshot.suspects if kept.snapshots else {}
         self._audit = kept.audit
+        self._skips: frozenset[int] = frozenset()
 
     def begin(self, snapshot: Snapshot) -> None:
         """A call of a run is made again."""
@@ -324,19 +332,19 @@ class Again(_Follower):
         self._suspects = snapshot.suspects
 
     def __enter__(self) -> Any:
-        changed = self._kept.changed_parameter()
-        if changed is not None:
+        change = self._kept.weights.change()
+        if change is not None:
             module = self._kept.policy.module
             raise PlanError(
-                f"A parameter of `{module}`, of shape {tuple(changed.shape)}, was changed after its forward and before its "
-                "backward, so what the plan dropped cannot be made again; call backward before the weights change, or plan "
-                f'without this module (never="{module}")'
+                f"A parameter of `{module}`, {change} after its forward and before its backward, so what the plan dropped cannot be "
+                f'made again; call backward before the weights change, or plan without this module (never="{module}")'
             )
         if self._kept.movements is not None:
             self._kept.movements.begins_again(self._kept.policy.number)
         self._at = 0
         self._places = [0]
         self._take(self._kept.policy)
+        self._skips = self._kept.skips
         # Not to be asked inside operators: there autocast is off.
         self._autocast = any(map(torch.is_autocast_enabled, AUTOCAST))
         return super().__enter__()
@@ -386,6 +394,8 @@ class Again(_Follower):
         return self._made_again(found[0], func, args, kwargs, is_sure=len(found) == 1)
 
     def _made_again(self, at: int, func: Any, args: Any, kwargs: Any, *, is_sure: bool = True) -> Any:
+        if at in self._skips:
+            return hollowed(self._kept.outlines[at], _written(func, args, kwargs or {}))
         if self._suspects and not self._policy.saves[at]:
             self._check_reads(at, func, args, kwargs)
         if self._plain[at]:

@@ -60,7 +60,7 @@ def name_of(func: Any) -> str:
 
 
 class Policy:
-    """The operators of a region in order, and whether their outputs are saved.
+    """The operators of a region in order, and whether their outputs are saved, or not even made again.
 
     Checkpointing itself detaches what autograd saves, once in forward and in other places when it recomputes. `detach` makes no
     memory and is left out on both sides. So is `lift_fresh`, by which numbers of the code become tensors, the reading of one
@@ -68,7 +68,13 @@ class Policy:
     """
 
     def __init__(
-        self, module: str, call: int, decisions: list[tuple[str, bool]], offloaded: Sequence[int] = (), number: int = -1
+        self,
+        module: str,
+        call: int,
+        decisions: list[tuple[str, bool]],
+        offloaded: Sequence[int] = (),
+        number: int = -1,
+        skipped: Sequence[int] = (),
     ) -> None:
         self.module = module
         self.call = call
@@ -81,6 +87,11 @@ class Policy:
         self.saves = [saved for _, _, saved in listed]
         # Those of them whose outputs lie on the host between forward and backward.
         self.offloads = frozenset(at for at, place in enumerate(self.positions) if place in offloaded)
+        # Those that do not run again, as nothing reads what they make.
+        left_out = frozenset(skipped)
+        self.skips = frozenset(at for at, place in enumerate(self.positions) if place in left_out)
+        # Those of which the shape is written down, for it may be that they do not run again.
+        self.outlined = self.skips
         # Which region of the plan it is.
         self.number = number
         # Those of the same call in the plan's other variants, for the compiler.
@@ -90,7 +101,7 @@ class Policy:
     @staticmethod
     def of(region: Region, number: int) -> Policy:
         """What a plan decides about its region of this number."""
-        policy = Policy(region.module, region.call, region.policy, region.offloaded, number)
+        policy = Policy(region.module, region.call, region.policy, region.offloaded, number, region.skipped)
         policy.then = region.then
         return policy
 
@@ -123,7 +134,8 @@ class Policy:
         draws = func.namespace != "aten" and func.namespace not in COLLECTIVES
         self.draws[at] = torch.Tag.nondeterministic_seeded in func.tags or draws
         self.changes[at] = func._schema.is_mutable
-        self.plain[at] = not (self.saves[at] or self.draws[at] or self.changes[at] or func in ACTED_ON)
+        is_noted = self.saves[at] or self.draws[at] or self.changes[at] or at in self.outlined
+        self.plain[at] = not (is_noted or func in ACTED_ON)
         self.ops[at] = func
         return True
 

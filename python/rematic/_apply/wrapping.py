@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rematic._core import Plan, PlanError
+from rematic._loss.head import Chunked, Head, put
 from rematic._model.cache import caching_configs, without_cache
 from rematic._model.follower import Follower, check_free
 from rematic._model.meshes import mesh_of
@@ -35,6 +36,7 @@ from .promise import Promise
 from .runs import Run
 from .snapshot import Call, Snapshot, anchors
 from .variants import Variants
+from .weights import Weights
 
 # How many steps are audited unless another number is given.
 AUDITED_STEPS = 3
@@ -144,7 +146,7 @@ class Wrapper(Follower):
         modules, places = self.surroundings()
         snapshot = Snapshot(modules, places, args, kwargs)
         audit = Audit() if self.root.audits else None
-        kept = Kept(snapshot, list(self.module.parameters()), first, audit, self.root.movements)
+        kept = Kept(snapshot, Weights(self.module.parameters()), first, audit, self.root.movements)
         kept.is_sharded_inside = self._is_sharded_inside
         return checkpoint(
             Call(self.plain, snapshot, args, kwargs),
@@ -176,7 +178,7 @@ class Wrapper(Follower):
                     "(runs=False)"
                 )
         unique = dict.fromkeys(parameter for wrapper, _ in calls for parameter in wrapper.module.parameters())
-        kept = Kept(None, list(unique), policy, Audit() if self.root.audits else None)
+        kept = Kept(None, Weights(unique), policy, Audit() if self.root.audits else None)
         kept.is_sharded_inside = any(wrapper._sharded_inside() is not None for wrapper, _ in calls)
         return Run(policy.name, calls, Forward(policy, kept), Again(kept), (args, kwargs))
 
@@ -356,6 +358,10 @@ def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
     other, and from the first again after the last and after the optimizer's step. Without gradients, and when the model
     evaluates, nothing is checkpointed. `remove` takes the plan off.
 
+    Of a plan whose loss is computed in chunks, the layer that it names returns logits that are never there as a whole: cross_entropy
+    of them is computed in parts, and whatever else reads them raises an error. Without gradients, and when the model evaluates, they
+    are there.
+
     In the first `audit` steps, what is recomputed is compared with what was dropped, and `AuditError` names the first operator
     that gave other numbers; this costs a pass over every recomputed tensor, in forward and in backward.
     """
@@ -368,6 +374,20 @@ def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
     model = getattr(model, "_orig_mod", model)
     check_free(model)
     _check_layout(model, plan)
+    head = None if plan.loss is None else put(model, Chunked(*plan.loss))
+    try:
+        root, has_regions = _planned(model, plan, audit)
+    except BaseException:
+        if head is not None:
+            head.take_off()
+        raise
+    if has_regions or head is not None:
+        for wrapper in root.wrappers:
+            wrapper.module.__dict__["forward"] = wrapper
+
+
+def _planned(model: nn.Module, plan: Plan, audit: int) -> tuple[Root, bool]:
+    """The wrappers that a plan needs, not yet put onto the model, and whether it checkpoints anything."""
     root = Root(model, plan, audit)
     regions = [
         (at, number, region)
@@ -399,9 +419,7 @@ def apply(model: nn.Module, plan: Plan, *, audit: int = AUDITED_STEPS) -> None:
                 "such module; capture and plan this one"
             )
         entered.entry = path
-    if regions:
-        for wrapper in root.wrappers:
-            wrapper.module.__dict__["forward"] = wrapper
+    return root, bool(regions)
 
 
 def _check_layout(model: nn.Module, plan: Plan) -> None:
@@ -428,9 +446,11 @@ def remove(model: nn.Module) -> None:
     model = getattr(model, "_orig_mod", model)
     for module in model.modules():
         wrapper = module.__dict__.get("forward")
-        if not isinstance(wrapper, Wrapper):
-            continue
-        if wrapper.previous is not None:
-            module.__dict__["forward"] = wrapper.previous
-        else:
-            del module.__dict__["forward"]
+        if isinstance(wrapper, Wrapper):
+            if wrapper.previous is not None:
+                module.__dict__["forward"] = wrapper.previous
+            else:
+                del module.__dict__["forward"]
+        head = module.__dict__.get("forward")
+        if isinstance(head, Head):
+            head.take_off()

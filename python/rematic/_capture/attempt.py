@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from rematic._core import PlanError
 from rematic._model.forwards import FORWARDS, TRAIN
 from rematic._model.signature import INPUTS, NEXT
 from rematic._model.trees import tensors_in
@@ -20,6 +21,7 @@ from rematic._model.wrapped import inner
 
 from . import survivors
 from .arguments import OptimizerChoice, made_optimizer
+from .attention import deciding_card
 from .attributes import AttributeWatch, rows_of
 from .bystanders import Bystanders
 from .contents import META_INPUT
@@ -204,7 +206,7 @@ class Attempt:
             return output
         except UnknownValue as error:
             raise unknown_value(error, calls) from error
-        except CaptureError:
+        except (CaptureError, PlanError):
             raise
         except Exception as error:
             raise explained(error, recorder, calls) from error
@@ -312,6 +314,8 @@ class Attempt:
             "optimizer": type(self.optimizer).__name__.lower() if self.optimizer else "none",
             "assumptions": assumptions,
         }
+        if (card := deciding_card()) is not None:
+            origin["card"] = card
         if calls.forwards not in ([], [TRAIN]):
             origin[FORWARDS] = " ".join(calls.forwards)
         if any(calls.inputs):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,10 +21,16 @@ HALF = (torch.float16, torch.bfloat16)
 # `pad_last_dim<8>` and `mem_eff_alignment` in ATen/native/transformers/attention.cpp
 FLASH_WIDTH_ALIGNMENT = 8
 BIAS_ALIGNMENT = 8
+# Which cards there are, by what they run (`CardKind` of rematic-trace); the usual one.
+BEFORE_AMPERE, DATA_CENTER, CONSUMER = "before-ampere", "data-center", "consumer"
 # `check_head_dim_size_flash` in ATen/native/transformers/cuda/sdp_utils.cpp
 FLASH_MAX_WIDTH = 256
-# `minimum_gemm_alignment` there, from Ampere on: 16 bytes.
+# `check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120` there: the widest heads that consumer cards train
+# with flash attention, and those above which they do so again, without dropout.
+CONSUMER_MAX_WIDTH, CONSUMER_MIN_WIDTH = 192, 224
+# `minimum_gemm_alignment` there, from Ampere on: 16 bytes. Before, tensor cores compute in fp16 alone.
 EFFICIENT_ALIGNMENT = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
+EFFICIENT_ALIGNMENT_BEFORE_AMPERE = {torch.float16: 8, torch.float32: 1}
 # Since then queries of three dimensions are a batch of one, every fused kernel takes one head of keys and values for
 # all queries, and the memory-efficient one grouped heads; before, only flash took those, when told to
 # (`check_batch_size_and_num_heads_dense` in sdp_utils_cpp.h).
@@ -31,6 +39,33 @@ HAS_RULES_OF_2_14 = tuple(int(part) for part in torch.__version__.split(".")[:2]
 
 def _needs_grad(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+class Card:
+    """Whose choice it is, and whether the usual card's was another one for any call."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.decided = False
+
+
+_card = Card(DATA_CENTER)
+
+
+@contextlib.contextmanager
+def on_card(kind: str) -> Iterator[None]:
+    """While it is entered, attention on CUDA is that of such a card."""
+    global _card
+    before, _card = _card, Card(kind)
+    try:
+        yield
+    finally:
+        _card = before
+
+
+def deciding_card() -> str | None:
+    """The card, if attention would have run otherwise on the usual one."""
+    return _card.kind if _card.decided else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,17 +82,13 @@ class Call:
     grouped: bool
 
     def kernel(self) -> SDPBackend:
-        """What `select_sdp_backend` of sdp_utils.cpp takes on an Ampere card, among what `sdpa_kernel` allows."""
-        takes = {
-            SDPBackend.FLASH_ATTENTION: self._takes_flash,
-            SDPBackend.EFFICIENT_ATTENTION: self._takes_efficient,
-            SDPBackend.MATH: lambda: True,
-        }
-        allowed = _allowed()
-        for backend in allowed:
-            if backend in takes and takes[backend]():
-                return backend
-        if SDPBackend.CUDNN_ATTENTION in allowed:
+        """What `select_sdp_backend` of sdp_utils.cpp takes on the card, among what `sdpa_kernel` allows."""
+        chosen = self._kernel_on(_card.kind)
+        if _card.kind != DATA_CENTER and chosen is not self._kernel_on(DATA_CENTER):
+            _card.decided = True
+        if chosen is not None:
+            return chosen
+        if SDPBackend.CUDNN_ATTENTION in _allowed():
             raise CaptureError(
                 "Attention may take cuDNN's kernel alone here, which capture does not know.\n"
                 "Allow another one as well: sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION])."
@@ -65,24 +96,39 @@ class Call:
         # In torch's words.
         raise RuntimeError("No available kernel. Aborting execution.")
 
-    def _takes_flash(self) -> bool:
+    def _kernel_on(self, card: str) -> SDPBackend | None:
+        takes = {
+            SDPBackend.FLASH_ATTENTION: self._takes_flash,
+            SDPBackend.EFFICIENT_ATTENTION: self._takes_efficient,
+            SDPBackend.MATH: lambda _: True,
+        }
+        return next((backend for backend in _allowed() if backend in takes and takes[backend](card)), None)
+
+    def _takes_flash(self, card: str) -> bool:
         q, k, v = self.q, self.k, self.v
         return (
             self.mask is None
+            and card != BEFORE_AMPERE
             and q.dtype in HALF
             and self._is_plain(shares=HAS_RULES_OF_2_14, groups=True)
             and (self._lies_by_width() or q.size(3) == 1)
+            and (card != CONSUMER or not _needs_grad(q, k, v) or self._trains_on_consumer_cards())
             and q.size(3) == k.size(3) == v.size(3) <= FLASH_MAX_WIDTH
             and not (self.causal and q.size(2) != k.size(2))
         )
 
-    def _takes_efficient(self) -> bool:
+    def _trains_on_consumer_cards(self) -> bool:
+        width = self.q.size(3)
+        return width <= CONSUMER_MAX_WIDTH or (width > CONSUMER_MIN_WIDTH and self.dropout == 0)
+
+    def _takes_efficient(self, card: str) -> bool:
         q, k, v = self.q, self.k, self.v
-        alignment = EFFICIENT_ALIGNMENT.get(q.dtype)
+        is_old = card == BEFORE_AMPERE
+        alignment = (EFFICIENT_ALIGNMENT_BEFORE_AMPERE if is_old else EFFICIENT_ALIGNMENT).get(q.dtype)
         if alignment is None or not self._is_plain(shares=HAS_RULES_OF_2_14, groups=HAS_RULES_OF_2_14):
             return False
         # `check_data_ptr_alignment_mem_efficient`: the allocator's blocks are aligned, so the place in one decides.
-        aligned = all(tensor.storage_offset() % alignment == 0 or not tensor.numel() for tensor in (q, k, v))
+        aligned = is_old or all(tensor.storage_offset() % alignment == 0 or not tensor.numel() for tensor in (q, k, v))
         widths = q.size(3) == k.size(3) > 0 and v.size(3) > 0 and q.size(3) % alignment == v.size(3) % alignment == 0
         return aligned and widths and self._lies_by_width()
 

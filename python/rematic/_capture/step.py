@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from rematic._core import Trace
-from rematic._device import kind_of
+from rematic._device import card_of, kind_of
+from rematic._loss.head import Chunked, placed
+from rematic._loss.kinds import LossKind, function_and_kind, of_kind
 from rematic._model.cache import caching_configs, makes_cache, without_cache
 from rematic._model.follower import check_free
 from rematic._model.settings import Settings
@@ -33,6 +35,7 @@ from .arguments import (
     unwrapped,
 )
 from .attempt import Attempt, Before, Step
+from .attention import on_card
 from .bystanders import Bystanders
 from .errors import CaptureError, UnknownValue, let_go_of_frames
 from .readings import Place
@@ -61,6 +64,7 @@ def document(
     optimizer: OptimizerChoice = None,
     device: Any = "cuda",
     eval_mode: bool = False,
+    chunked: Chunked | None = None,
     **kwargs: Any,
 ) -> bytes:
     """What `capture` captures, as the text of a trace file."""
@@ -78,7 +82,7 @@ def document(
             copied.zero_grad()
         return output
 
-    return _run(step, model, optimizer, device, (args, kwargs), Bystanders(loss), eval_mode)
+    return _run(step, model, optimizer, device, (args, kwargs), Bystanders(loss), eval_mode, chunked)
 
 
 def document_of_step(
@@ -88,6 +92,7 @@ def document_of_step(
     *,
     device: Any = "cuda",
     eval_mode: bool = False,
+    chunked: Chunked | None = None,
 ) -> bytes:
     """What `capture_step` captures, as the text of a trace file."""
     check_model(model, "capture_step takes the step's function, then the model, then its optimizer")
@@ -97,13 +102,14 @@ def document_of_step(
     def step(copied: nn.Module, stepper: torch.optim.Optimizer | None, inputs: Any) -> Any:
         return fn(copied, stepper)
 
-    return _run(step, model, optimizer, device, ((), {}), Bystanders(fn), eval_mode)
+    return _run(step, model, optimizer, device, ((), {}), Bystanders(fn), eval_mode, chunked)
 
 
 def capture(
     model: nn.Module,
     *args: Any,
-    loss: Callable[[Any], Tensor] | None = None,
+    loss: Callable[[Any], Tensor] | LossKind | None = None,
+    loss_kind: LossKind | None = None,
     optimizer: OptimizerChoice = None,
     device: Any = "cuda",
     eval_mode: bool = False,
@@ -117,10 +123,19 @@ def capture(
     torch.device, or a name of `rematic devices`. `eval_mode` says that the model is meant to train in evaluation mode,
     which is warned of otherwise.
 
+    `loss_kind="chunked"` captures the step with the cross-entropy of its last linear layer computed over parts of the rows, as `apply` of a
+    plan for it does; "auto" captures both, for `plan(trace, loss="auto")`. Without a function, `loss` takes these words too.
+
     The step is `output = model(...)`, `loss(output).backward()`, `optimizer.step()`, `optimizer.zero_grad()`. The
     loop's variable holds the output, so the previous step's lives until this one's forward is over.
     """
-    return Trace.from_bytes(document(model, *args, loss=loss, optimizer=optimizer, device=device, eval_mode=eval_mode, **kwargs))
+    function, kind = function_and_kind(loss, loss_kind)
+
+    def captured(chunked: Chunked | None) -> Trace:
+        said: dict[str, Any] = {"optimizer": optimizer, "device": device, "eval_mode": eval_mode, "chunked": chunked}
+        return Trace.from_bytes(document(model, *args, loss=function, **said, **kwargs))
+
+    return of_kind(kind, captured)
 
 
 def capture_step(
@@ -128,14 +143,20 @@ def capture_step(
     model: nn.Module,
     optimizer: OptimizerChoice = None,
     *,
+    loss_kind: LossKind | None = None,
     device: Any = "cuda",
     eval_mode: bool = False,
 ) -> Trace:
     """Captures one call of a training-step function: `fn(model, optimizer)` is called with copies on the meta device.
 
-    What `fn` returns counts as held by the training loop until the next step's forward is over.
+    What `fn` returns counts as held by the training loop until the next step's forward is over. `loss_kind` is that of `capture`.
     """
-    return Trace.from_bytes(document_of_step(fn, model, optimizer, device=device, eval_mode=eval_mode))
+    _, kind = function_and_kind(None, loss_kind)
+
+    def captured(chunked: Chunked | None) -> Trace:
+        return Trace.from_bytes(document_of_step(fn, model, optimizer, device=device, eval_mode=eval_mode, chunked=chunked))
+
+    return of_kind(kind, captured)
 
 
 def loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
@@ -175,6 +196,7 @@ def _run(
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
     bystanders: Bystanders,
     eval_mode: bool,
+    chunked: Chunked | None,
 ) -> bytes:
     kind = kind_of(device)
     check_optimizer(optimizer)
@@ -183,7 +205,7 @@ def _run(
     caching = [] if "use_cache" in inputs[1] else caching_configs(model)
     if makes_cache(model, caching):
         warn(CACHES)
-    with without_cache(caching):
+    with without_cache(caching), placed(model, chunked), on_card(card_of(device)):
         search = _Search(step, model, optimizer, kind, inputs, bystanders)
         found = search.steady()
     if found.place.is_used:
@@ -191,6 +213,8 @@ def _run(
     if found.evaluates and not eval_mode:
         warn(EVALUATES)
     leftovers.warn_of(search.kept)
+    if chunked is not None:
+        found.document["origin"]["options"] = chunked.facts()
     return json.dumps(found.document, separators=(",", ":")).encode()
 
 

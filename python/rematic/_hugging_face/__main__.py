@@ -47,6 +47,7 @@ def captured(request: Any) -> dict[str, Any]:
     import transformers
 
     from rematic._capture.step import document
+    from rematic._device import CARDS
 
     from .batch import batch_of
     from .model import build, change, class_of, config_of, dtype_of
@@ -61,7 +62,7 @@ def captured(request: Any) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as warned, _kernel(request.attention):
         warnings.simplefilter("always")
         try:
-            text = document(model, optimizer=optimizer, **batch.arguments)
+            text = document(model, optimizer=optimizer, device=CARDS[request.card], **batch.arguments)
         except Exception as error:
             # In torch's words.
             if "No available kernel" not in str(error):

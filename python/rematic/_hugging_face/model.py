@@ -135,11 +135,11 @@ def class_of(config: Any, named: Any) -> Any:
     raise Refused(f"transformers {transformers.__version__} has no model for a config of type `{config.model_type}`")
 
 
-def build(cls: Any, config: Any, request: Request) -> nn.Module:
-    """The model, on the meta device."""
+def build(cls: Any, config: Any, request: Request, device: str = "meta") -> nn.Module:
+    """The model, in training."""
     dtype = DTYPES[dtype_of(request)]
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             model = cls._from_config(config, dtype=dtype)
     except MemoryError:
         raise Refused("the model takes all of this machine's memory, though only its structure is built") from None

@@ -31,6 +31,9 @@ class Request:
     dtype: str | None = None
     layers: int | None = None
     dropout: float | None = None
+    autocast: str | None = None
+    # Of which kind the card is.
+    card: str = "data-center"
 
     @staticmethod
     def read(text: str) -> Request:

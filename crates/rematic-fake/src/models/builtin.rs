@@ -6,7 +6,7 @@ pub struct Builtin {
     /// What it is.
     pub description: &'static str,
     /// Its `config.json`; `None` for seed-transformer, which is no Hugging Face model.
-    pub(super) config: Option<&'static str>,
+    pub config: Option<&'static str>,
 }
 
 /// All built-in models. The configs hold what their publishers' hold, as far as memory and time depend on it.

@@ -3,6 +3,7 @@
 use rematic_trace::Dtype;
 
 use crate::nn::Scope;
+use crate::ops::{Chunked, LogitScale};
 use crate::parallel::TensorParallel;
 use crate::tensor::Tensor;
 use crate::{ArangeOverload, Attention, Tape};
@@ -101,20 +102,19 @@ pub(super) fn skip_causal_mask(positions: &Tensor, batch: u64) {
 
 /// `create_sliding_window_causal_mask`: which positions see which. `None` if the sequence is shorter than the window, so
 /// that causality says it all.
-pub(super) fn sliding_window_mask(positions: &Tensor, batch: u64, window: u64) -> Option<Tensor> {
+pub(super) fn sliding_window_mask(positions: &Tensor, [batch, seq]: [u64; 2], window: u64) -> Option<Tensor> {
     skip_causal_mask(positions, batch);
-    (positions.size(1) >= window).then(|| boolean_mask(positions, batch, true))
+    (seq >= window).then(|| boolean_mask(positions.tape(), [batch, seq], true))
 }
 
 /// The mask of attention that plain operators compute: numbers to add to the scores, with a window or without.
-pub(super) fn eager_mask(positions: &Tensor, batch: u64, windowed: bool, dtype: Dtype) -> Tensor {
-    let mask = boolean_mask(positions, batch, windowed);
+pub(super) fn eager_mask(positions: &Tensor, seen: [u64; 2], windowed: bool, dtype: Dtype) -> Tensor {
+    let mask = boolean_mask(positions.tape(), seen, windowed);
     mask.as_numbers(dtype)
 }
 
 /// `sdpa_mask`: true where a position sees another: one before it, within the window if there is one.
-fn boolean_mask(positions: &Tensor, batch: u64, windowed: bool) -> Tensor {
-    let (tape, seq) = (positions.tape(), positions.size(1));
+fn boolean_mask(tape: &Tape, [batch, seq]: [u64; 2], windowed: bool) -> Tensor {
     let batches = Tensor::arange(tape, batch, ArangeOverload::End);
     let heads = Tensor::arange(tape, 1, ArangeOverload::End);
     let indices = || {
@@ -275,24 +275,25 @@ pub(super) fn causal_lm_loss(logits: &Tensor, labels: &Tensor, group: Option<Ten
     }
 }
 
-/// Over so many parts `rematic.chunked_loss` computes the loss if it is not told.
-const CHUNKS: u64 = 8;
+/// Over so many parts the chunked loss is computed.
+pub(super) const CHUNKS: u64 = 8;
 
 /// The last hidden states through the output layer, whose result is scaled, and the loss.
 pub(super) fn lm_outputs(
     hidden: &Tensor,
     lm_head: &crate::nn::Linear,
-    scale: impl FnOnce(Tensor) -> Tensor,
+    scale: LogitScale,
     labels: &Tensor,
     group: Option<TensorParallel>,
 ) -> (Tensor, Tensor) {
+    let states = hidden.alias();
     if hidden.tape().training(|training| training.chunks_loss) {
         // Logits are not returned.
-        let loss = hidden.chunked_loss(lm_head.weight(), labels, CHUNKS);
+        let (states, weight) = lm_head.deferred(&states);
+        let loss = Chunked { chunks: CHUNKS, scale }.loss(states, weight, labels);
         return (loss.clone(), loss);
     }
-    let hidden = hidden.alias();
-    let logits = scale(lm_head.forward_gathered(&hidden, group));
+    let logits = scale.applied(lm_head.forward_gathered(&states, group));
     let loss = causal_lm_loss(&logits, labels, group);
     (loss, logits)
 }

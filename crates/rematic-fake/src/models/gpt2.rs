@@ -2,6 +2,7 @@ use rematic_trace::Dtype;
 
 use super::causal_lm::{self, Activation};
 use crate::nn::{Conv1d, Dropout, Embedding, LayerNorm, Linear, Scope};
+use crate::ops::LogitScale;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 use crate::{Attention, AttentionKernel};
@@ -45,7 +46,7 @@ impl Gpt2LmHeadModel {
         // Token ids and labels.
         self.scope.call_with(&[], &[tokens, tokens], || {
             let hidden = self.transformer.forward(tokens);
-            causal_lm::lm_outputs(&hidden, &self.lm_head, |logits| logits, tokens, None)
+            causal_lm::lm_outputs(&hidden, &self.lm_head, LogitScale::None, tokens, None)
         })
     }
 }

@@ -1,8 +1,10 @@
 use rematic_trace::Dtype;
 
 use super::causal_lm::{self, Activation};
-use super::decoder::{RotaryEmbedding, Turn, parts};
+use super::decoder::{RotaryEmbedding, Turn, parts, whole_sequence};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Scope};
+use crate::ops::LogitScale;
+use crate::parallel::TensorParallel;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 use crate::{Attention, AttentionKernel};
@@ -24,32 +26,45 @@ pub(super) struct GptNeoxConfig {
     pub(super) parallel: bool,
     pub(super) attention_dropout: f64,
     pub(super) hidden_dropout: f64,
+    /// The ranks that share the model, if several do.
+    pub(super) group: Option<TensorParallel>,
+}
+
+impl GptNeoxConfig {
+    /// What the rank has of an extent that is cut.
+    fn share(&self, extent: u64) -> u64 {
+        self.group.map_or(extent, |group| group.share(extent))
+    }
 }
 
 pub(super) struct GptNeoxForCausalLm {
     scope: Scope,
     gpt_neox: GptNeoxModel,
     lm_head: Linear,
+    group: Option<TensorParallel>,
 }
 
 impl GptNeoxForCausalLm {
     pub(super) fn new(tape: &Tape, config: &GptNeoxConfig, dtype: Dtype, kernel: AttentionKernel) -> Self {
         let scope = Scope::root(tape, "GPTNeoXForCausalLM", dtype);
         let gpt_neox = GptNeoxModel::new(&scope, config, kernel);
-        let lm_head = if config.tied {
+        // PyTorch makes two parameters of a tied one when it cuts it.
+        let lm_head = if config.tied && config.group.is_none() {
             Linear::tied(&scope, "lm_head", gpt_neox.embed_in.weight())
         } else {
-            Linear::new(&scope, "lm_head", config.hidden, config.vocab, false)
+            Linear::new(&scope, "lm_head", config.hidden, config.share(config.vocab), false)
         };
-        GptNeoxForCausalLm { scope, gpt_neox, lm_head }
+        GptNeoxForCausalLm { scope, gpt_neox, lm_head, group: config.group }
     }
 
-    /// Loss and logits; the tokens are their own labels.
-    pub(super) fn forward(&self, tokens: &Tensor) -> (Tensor, Tensor) {
+    /// Loss and logits; the tokens are their own labels. Where several ranks share the model, positions are given: a rank sees
+    /// too few of them to count.
+    pub(super) fn forward(&self, tokens: &Tensor, positions: Option<&Tensor>) -> (Tensor, Tensor) {
         // Token ids and labels.
-        self.scope.call_with(&[], &[tokens, tokens], || {
-            let hidden = self.gpt_neox.forward(tokens);
-            causal_lm::lm_outputs(&hidden, &self.lm_head, |logits| logits, tokens, None)
+        let given: Vec<&Tensor> = [tokens, tokens].into_iter().chain(positions).collect();
+        self.scope.call_with(&[], &given, || {
+            let hidden = self.gpt_neox.forward(tokens, positions);
+            causal_lm::lm_outputs(&hidden, &self.lm_head, LogitScale::None, tokens, self.group)
         })
     }
 }
@@ -61,24 +76,33 @@ struct GptNeoxModel {
     layers: Vec<Layer>,
     final_layer_norm: LayerNorm,
     rotary_emb: RotaryEmbedding,
+    group: Option<TensorParallel>,
 }
 
 impl GptNeoxModel {
     fn new(parent: &Scope, config: &GptNeoxConfig, kernel: AttentionKernel) -> Self {
         let scope = parent.child("gpt_neox", "GPTNeoXModel");
-        let embed_in = Embedding::new(&scope, "embed_in", config.vocab, config.hidden);
+        let embed_in = match config.group {
+            None => Embedding::new(&scope, "embed_in", config.vocab, config.hidden),
+            Some(group) => Embedding::part(&scope, "embed_in", None, [config.vocab, config.hidden], group),
+        };
         let emb_dropout = Dropout::new(&scope, "emb_dropout", config.hidden_dropout);
         let list = scope.child("layers", "ModuleList");
         let layers = (0..config.layers).map(|index| Layer::new(&list, index, config, kernel)).collect();
-        let final_layer_norm = LayerNorm::new(&scope, "final_layer_norm", config.hidden);
+        let final_layer_norm = LayerNorm::with(&scope, "final_layer_norm", config.hidden, config.group);
         let rotary_emb = RotaryEmbedding::of_width(&scope, "GPTNeoXRotaryEmbedding", config.rotary_dim, "");
-        GptNeoxModel { scope, embed_in, emb_dropout, layers, final_layer_norm, rotary_emb }
+        GptNeoxModel { scope, embed_in, emb_dropout, layers, final_layer_norm, rotary_emb, group: config.group }
     }
 
-    fn forward(&self, tokens: &Tensor) -> Tensor {
-        self.scope.call(&[tokens], || {
-            let embedded = self.embed_in.forward(tokens);
-            let positions = causal_lm::position_ids(tokens.tape(), tokens.size(1));
+    fn forward(&self, tokens: &Tensor, positions: Option<&Tensor>) -> Tensor {
+        let keywords: Vec<&Tensor> = positions.into_iter().collect();
+        self.scope.call_with(&[tokens], &keywords, || {
+            let embedded = match self.group {
+                None => self.embed_in.forward(tokens),
+                Some(group) => self.embed_in.forward_part(tokens, group, false),
+            };
+            let counted = || causal_lm::position_ids(tokens.tape(), tokens.size(1));
+            let positions = positions.cloned().unwrap_or_else(counted);
             causal_lm::skip_causal_mask(&positions, tokens.size(0));
             let mut hidden = self.emb_dropout.forward(&embedded);
             let rotary = self.rotary_emb.forward(&hidden, &positions, false);
@@ -105,8 +129,8 @@ impl Layer {
     fn new(list: &Scope, index: u64, config: &GptNeoxConfig, kernel: AttentionKernel) -> Self {
         let scope = list.child(&index.to_string(), "GPTNeoXLayer");
         Layer {
-            input_layernorm: LayerNorm::new(&scope, "input_layernorm", config.hidden),
-            post_attention_layernorm: LayerNorm::new(&scope, "post_attention_layernorm", config.hidden),
+            input_layernorm: LayerNorm::with(&scope, "input_layernorm", config.hidden, config.group),
+            post_attention_layernorm: LayerNorm::with(&scope, "post_attention_layernorm", config.hidden, config.group),
             post_attention_dropout: Dropout::new(&scope, "post_attention_dropout", config.hidden_dropout),
             post_mlp_dropout: Dropout::new(&scope, "post_mlp_dropout", config.hidden_dropout),
             attention: SelfAttention::new(&scope, config, kernel),
@@ -143,34 +167,38 @@ struct SelfAttention {
     dense: Linear,
     heads: u64,
     attention: Attention,
+    group: Option<TensorParallel>,
 }
 
 impl SelfAttention {
     fn new(parent: &Scope, config: &GptNeoxConfig, kernel: AttentionKernel) -> Self {
         let scope = parent.child("attention", "GPTNeoXAttention");
-        let (hidden, bias) = (config.hidden, config.attention_bias);
+        let (hidden, own, bias) = (config.hidden, config.share(config.hidden), config.attention_bias);
         SelfAttention {
-            query_key_value: Linear::new(&scope, "query_key_value", hidden, hidden.saturating_mul(3), bias),
-            dense: Linear::new(&scope, "dense", hidden, hidden, bias),
-            heads: config.heads,
+            query_key_value: Linear::new(&scope, "query_key_value", hidden, own.saturating_mul(3), bias),
+            dense: Linear::new(&scope, "dense", own, hidden, bias),
+            heads: config.share(config.heads),
+            group: config.group,
             attention: Attention { kernel, dropout: config.attention_dropout, ..Attention::default() },
             scope,
         }
     }
 
     fn forward(&self, input: &Tensor, rotary: &(Tensor, Tensor), positions: &Tensor) -> Tensor {
+        let input = &whole_sequence(input, self.group);
         self.scope.call_with(&[input], &[positions, &rotary.0, &rotary.1], || {
-            let (batch, seq, width) = (input.size(0), input.size(1), input.size(2));
+            let (batch, seq) = (input.size(0), input.size(1));
             // A variable of its own, of which all three are views.
             let all = {
-                let projected = self.query_key_value.forward(input);
-                projected.view(&[batch, seq, self.heads, (width / self.heads).saturating_mul(3)]).transpose(1, 2)
+                let projected = self.query_key_value.forward_columns(input, self.group);
+                let width = projected.size(-1) / self.heads.max(1);
+                projected.view(&[batch, seq, self.heads, width]).transpose(1, 2)
             };
             let [mut queries, mut keys, values] = all.split_into::<3>(-1);
             (queries, keys) = rotate(&queries, &keys, rotary);
             let mut output = causal_lm::attend(self.attention, &queries, &keys, &values, None);
-            output = output.reshape(&[batch, seq, width]);
-            output = self.dense.forward(&output);
+            output = output.reshape(&[batch, seq, output.size(2).saturating_mul(output.size(3))]);
+            output = self.dense.forward_rows(&output, self.group);
             output
         })
     }
@@ -194,14 +222,17 @@ struct Mlp {
     dense_4h_to_h: Linear,
     act: Scope,
     activation: Activation,
+    group: Option<TensorParallel>,
 }
 
 impl Mlp {
     fn new(parent: &Scope, config: &GptNeoxConfig) -> Self {
         let scope = parent.child("mlp", "GPTNeoXMLP");
+        let wide = config.share(config.intermediate);
         Mlp {
-            dense_h_to_4h: Linear::new(&scope, "dense_h_to_4h", config.hidden, config.intermediate, true),
-            dense_4h_to_h: Linear::new(&scope, "dense_4h_to_h", config.intermediate, config.hidden, true),
+            dense_h_to_4h: Linear::new(&scope, "dense_h_to_4h", config.hidden, wide, true),
+            dense_4h_to_h: Linear::new(&scope, "dense_4h_to_h", wide, config.hidden, true),
+            group: config.group,
             act: scope.child("act", config.activation.class()),
             activation: config.activation,
             scope,
@@ -209,10 +240,11 @@ impl Mlp {
     }
 
     fn forward(&self, input: &Tensor) -> Tensor {
+        let input = &whole_sequence(input, self.group);
         self.scope.call(&[input], || {
-            let mut hidden = self.dense_h_to_4h.forward(input);
+            let mut hidden = self.dense_h_to_4h.forward_columns(input, self.group);
             hidden = self.activation.forward(&self.act, &hidden);
-            hidden = self.dense_4h_to_h.forward(&hidden);
+            hidden = self.dense_4h_to_h.forward_rows(&hidden, self.group);
             hidden
         })
     }

@@ -11,7 +11,7 @@ mod recipe;
 mod seed_transformer;
 mod sharing;
 
-use rematic_trace::{Dtype, Opt, StepTrace};
+use rematic_trace::{CardKind, Dtype, Opt, StepTrace};
 
 pub use self::builtin::{BUILTIN, Builtin};
 use self::decoder::{Decoder, DecoderConfig};
@@ -46,6 +46,8 @@ pub struct Options {
     pub optimizer: Option<Optimizer>,
     /// Attention kernel.
     pub attention: Option<AttentionKernel>,
+    /// The kind of card, whose attention it is.
+    pub card: Option<CardKind>,
     /// Number of layers.
     pub layers: Option<u64>,
     /// All dropout probabilities.
@@ -56,7 +58,7 @@ pub struct Options {
     pub heads: Option<u64>,
     /// Vocabulary; seed-transformer only.
     pub vocab: Option<u64>,
-    /// Ranks that share the model's weights and its sequence, at least two: tensor parallelism. Decoders of Llama's kind only.
+    /// Ranks that share the model's weights and its sequence, at least two: tensor parallelism. Decoders only.
     pub tp: Option<u32>,
     /// Which of them it is; the first, if nothing is said.
     pub tp_rank: Option<u32>,
@@ -83,11 +85,6 @@ enum Architecture {
 }
 
 impl Architecture {
-    /// Whether logits are changed before the loss.
-    fn scales_logits(&self) -> bool {
-        matches!(self, Architecture::Decoder(config) if config.scales_logits())
-    }
-
     /// The layers that PEFT gives adapters if it is not told which; none for a model that it does not know.
     fn lora_targets(&self) -> &'static [&'static str] {
         match self {
@@ -109,6 +106,7 @@ pub struct Model {
     dtype: Dtype,
     optimizer: Optimizer,
     attention: AttentionKernel,
+    card: CardKind,
     recipe: Recipe,
     /// What is taken for granted about its weights.
     assumption: Option<String>,
@@ -132,6 +130,7 @@ impl Model {
                 dtype: Dtype::F32,
                 optimizer: Optimizer::default(),
                 attention: AttentionKernel::default(),
+                card: CardKind::default(),
                 recipe: Recipe::default(),
                 assumption: None,
                 architecture: Architecture::Seed(seed),
@@ -154,6 +153,7 @@ impl Model {
             // What Hugging Face's Trainer takes.
             optimizer: Optimizer::AdamWFused,
             attention: AttentionKernel::default(),
+            card: CardKind::default(),
             recipe: Recipe::default(),
             assumption: parsed.assumption,
             architecture: parsed.architecture,
@@ -189,6 +189,7 @@ impl Model {
         self.dtype = options.dtype.unwrap_or(self.dtype);
         self.optimizer = options.optimizer.unwrap_or(self.optimizer);
         self.attention = options.attention.unwrap_or(self.attention);
+        self.card = options.card.unwrap_or(self.card);
         if !matches!(self.dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16) {
             return Err(out_of_range("dtype", self.dtype, "it must be fp32, bf16 or fp16"));
         }
@@ -280,23 +281,12 @@ impl Model {
             let rule = format!("{} GPUs have the ranks 0 to {}", ranks, ranks - 1);
             return Err(out_of_range("tp-rank", rank, &rule));
         }
-        let shared = match &mut self.architecture {
-            Architecture::Decoder(decoder) if decoder.family.can_be_shared() => Some(decoder),
-            _ => None,
-        };
-        let Some(decoder) = shared else {
-            return Err(FakeError::NotParallel {
-                model: self.name.clone(),
-                option: Opt("tp").to_string(),
-                instead: Opt("fsdp").to_string(),
-            });
-        };
-        decoder.group = Some(TensorParallel { ranks, rank });
-        Ok(())
+        sharing::share(&self.name, &mut self.architecture, TensorParallel { ranks, rank })
     }
 
     /// Rules that tie several sizes together.
     fn check(&self) -> Result<(), FakeError> {
+        sharing::check(&self.name, &self.architecture, self.seq)?;
         let layers = match &self.architecture {
             Architecture::Seed(seed) => {
                 if !seed.dim.is_multiple_of(seed.heads) {
@@ -321,9 +311,6 @@ impl Model {
                 network.layers()
             }
             Architecture::Decoder(decoder) => {
-                if let Some(group) = decoder.group {
-                    sharing::check(&self.name, decoder, group, self.seq)?;
-                }
                 if let Some(what) = decoder.beyond_kernels().filter(|_| self.attention != AttentionKernel::Auto) {
                     let rule =
                         format!("{} computes attention with plain operators ({what}); drop the option", self.name);
@@ -355,6 +342,7 @@ impl Model {
         if let Some(assumption) = &self.assumption {
             tape.fact("assumed", assumption);
         }
+        tape.run_on(self.card);
         self.recipe.begin(&tape);
         match &self.architecture {
             Architecture::Network(network) => {
@@ -379,20 +367,26 @@ impl Model {
                 self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch]), loss_of)
             }
             Architecture::GptNeox(config) => {
+                let positions = self.shared(&tape, config.group);
                 let model = GptNeoxForCausalLm::new(&tape, config, self.dtype, self.attention);
                 let tokens = self.tokens(&tape);
-                self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch]), loss_of)
+                self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch], positions.as_ref()), loss_of)
             }
             Architecture::Decoder(config) => {
-                if let Some(group) = config.group {
-                    tape.share(group);
-                }
+                let positions = self.shared(&tape, config.group);
                 let model = Decoder::new(&tape, config, self.dtype, self.attention);
                 let tokens = self.tokens(&tape);
-                let positions = config.group.map(|_| tape.input(Dtype::I64, &[1, self.seq]));
                 self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch], positions.as_ref()), loss_of)
             }
         }
+    }
+
+    /// Notes that ranks share the model, if they do; and the positions, which a rank is given.
+    fn shared(&self, tape: &Tape, group: Option<TensorParallel>) -> Option<Tensor> {
+        group.map(|group| {
+            tape.share(group);
+            tape.input(Dtype::I64, &[1, self.seq])
+        })
     }
 
     /// Whether a sample is a text, which has a length.
@@ -408,7 +402,10 @@ impl Model {
     /// The step of a model that has been made.
     fn step(&self, tape: &Tape) -> Result<Step, FakeError> {
         tape.check_training()?;
-        let step = Step::new(tape, self.optimizer).autocast(self.recipe.autocast);
+        let mut step = Step::new(tape, self.optimizer).autocast(self.recipe.autocast);
+        if self.recipe.scales_loss() && self.optimizer != Optimizer::None {
+            step = step.scaled();
+        }
         Ok(step.micro_batches(self.recipe.micro_batches()))
     }
 }
@@ -434,6 +431,6 @@ fn known_options() -> String {
     format!("{} and {last}", before.join(", "))
 }
 
-fn out_of_range(name: &str, value: impl std::fmt::Display, rule: &str) -> FakeError {
-    FakeError::Option { name: name.to_owned(), value: value.to_string(), rule: rule.to_owned() }
+fn out_of_range(name: &'static str, value: impl std::fmt::Display, rule: &str) -> FakeError {
+    FakeError::Option { name: Opt(name), value: value.to_string(), rule: rule.to_owned() }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use rematic_trace::{Dtype, Opt};
 
+use super::causal_lm::CHUNKS;
 use super::{Architecture, out_of_range};
 use crate::error::FakeError;
 use crate::nn::Lora;
@@ -24,6 +25,11 @@ const LORA_DTYPE: &str = "lora-dtype";
 const FREEZE: &str = "freeze";
 const LOSS: &str = "loss";
 const CHUNKED: &str = "chunked";
+const LOSS_HEAD: &str = "loss-head";
+const LOSS_CHUNKS: &str = "loss-chunks";
+/// The output layer of every causal language model, and where it is inside of PEFT's.
+const HEAD: &str = "lm_head";
+const HEAD_IN_PEFT: &str = "base_model.model.lm_head";
 /// What stands between several values of a fact.
 const BETWEEN: &str = ",";
 
@@ -99,6 +105,11 @@ impl Recipe {
         set.into_iter().find(|(set, _)| *set).map(|(_, name)| Opt(name))
     }
 
+    /// Whether the loss is scaled, as float16 asks for.
+    pub(super) fn scales_loss(&self) -> bool {
+        self.autocast == Some(Dtype::F16)
+    }
+
     /// How many micro-batches a step has.
     pub(super) fn micro_batches(&self) -> u32 {
         self.accumulate.unwrap_or(1)
@@ -127,10 +138,6 @@ impl Recipe {
             );
             return Err(out_of_range(LORA, self.lora.as_ref().map_or(0, |lora| lora.rank), &rule));
         }
-        if self.loss == Some(LossKind::Chunked) && architecture.scales_logits() {
-            let rule = format!("{name} scales its logits, which rematic.chunked_loss does not; leave it out");
-            return Err(out_of_range(LOSS, CHUNKED, &rule));
-        }
         let Some(lora) = &mut self.lora else { return Ok(self) };
         if !(1..=HIGHEST_RANK).contains(&lora.rank) {
             return Err(out_of_range(LORA, lora.rank, &format!("the rank must be from 1 to {HIGHEST_RANK}")));
@@ -146,6 +153,12 @@ impl Recipe {
             }
             lora.targets = usual.iter().map(|target| (*target).to_owned()).collect();
         }
+        if self.loss == Some(LossKind::Chunked) && lora.targets.iter().any(|target| target == HEAD) {
+            let rule = format!(
+                "an adapter beside {HEAD} adds to its logits, which the chunked loss does not; leave one of the two out"
+            );
+            return Err(out_of_range(LOSS, CHUNKED, &rule));
+        }
         Ok(self)
     }
 
@@ -157,7 +170,7 @@ impl Recipe {
         } else {
             format!("take {} alone, or capture the parallel model in Python", Opt("fsdp"))
         };
-        Err(out_of_range(option.0, "given", &format!("it is not known together with {}; {instead}", Opt("tp"))))
+        Err(out_of_range(option.0, format!("not known together with {}", Opt("tp")), &instead))
     }
 
     /// Notes it on the tape of a step, before the model is made.
@@ -179,7 +192,11 @@ impl Recipe {
         note(LORA_DTYPE, dtype.map(|dtype| dtype as &dyn fmt::Display));
         note(FREEZE, freeze.as_ref().map(|freeze| freeze as &dyn fmt::Display));
         let chunks_loss = self.loss == Some(LossKind::Chunked);
-        note(LOSS, chunks_loss.then_some(&CHUNKED as &dyn fmt::Display));
+        let head = if self.lora.is_some() { HEAD_IN_PEFT } else { HEAD };
+        let chunked: [(&str, &dyn fmt::Display); 3] = [(LOSS, &CHUNKED), (LOSS_HEAD, &head), (LOSS_CHUNKS, &CHUNKS)];
+        for (name, value) in chunked.into_iter().filter(|_| chunks_loss) {
+            tape.fact(name, value);
+        }
         tape.train(self.lora.clone(), self.freeze.clone(), chunks_loss);
     }
 }

@@ -2,8 +2,9 @@
 
 use rematic_trace::Opt;
 
-use super::decoder::DecoderConfig;
-use super::out_of_range;
+use super::decoder::{DecoderConfig, Family};
+use super::gpt_neox::GptNeoxConfig;
+use super::{Architecture, out_of_range};
 use crate::error::FakeError;
 use crate::optimizer::Optimizer;
 use crate::parallel::TensorParallel;
@@ -20,15 +21,79 @@ pub(super) fn check_optimizer(optimizer: Optimizer) -> Result<(), FakeError> {
     }
 }
 
-/// Whether PyTorch runs the step when `parallelize_module` deals the model out to these ranks.
-pub(super) fn check(name: &str, config: &DecoderConfig, group: TensorParallel, seq: u64) -> Result<(), FakeError> {
+/// Has ranks share an architecture.
+pub(super) fn share(name: &str, architecture: &mut Architecture, group: TensorParallel) -> Result<(), FakeError> {
+    let why = match architecture {
+        Architecture::Decoder(decoder) => match decoder.family.why_alone() {
+            None => {
+                decoder.group = Some(group);
+                return Ok(());
+            }
+            Some(why) => why,
+        },
+        Architecture::GptNeox(neox) => {
+            neox.group = Some(group);
+            return Ok(());
+        }
+        Architecture::Gpt2(_) => "its projections are Conv1D modules, which PyTorch's parallel styles refuse",
+        Architecture::Seed(_) | Architecture::Network(_) => "neither torchtitan nor transformers has a plan for it",
+    };
+    Err(FakeError::NotParallel {
+        model: name.to_owned(),
+        option: Opt("tp").to_string(),
+        why: why.to_owned(),
+        instead: Opt("fsdp").to_string(),
+    })
+}
+
+/// What of a model is cut among ranks.
+struct Extents {
+    vocab: u64,
+    /// With their names; those must divide.
+    even: Vec<(&'static str, u64)>,
+}
+
+impl Extents {
+    fn of_decoder(config: &DecoderConfig) -> Self {
+        let wide = ("width of the feed-forward network", config.intermediate);
+        let heads = [("attention heads", config.heads), ("key and value heads", config.key_heads)];
+        let width = |heads: u64| heads.saturating_mul(config.head_dim);
+        let (queries, keys) = (width(config.heads), width(config.key_heads));
+        let even = match config.family {
+            Family::Phi3 => {
+                let all = queries.saturating_add(keys.saturating_mul(2));
+                vec![("outputs of qkv_proj", all), ("inputs of o_proj", queries), wide]
+            }
+            Family::Olmo2 => vec![("outputs of q_proj", queries), ("outputs of k_proj", keys), wide],
+            _ => match &config.experts {
+                None => heads.into_iter().chain([wide]).collect(),
+                Some(experts) => {
+                    let shared = experts.shared.map(|width| ("width of the shared experts", width));
+                    let dense = (!experts.is_everywhere(config.layers)).then_some(wide);
+                    let all = heads.into_iter().chain([("width of an expert", experts.width)]);
+                    all.chain(shared).chain(dense).collect()
+                }
+            },
+        };
+        Extents { vocab: config.vocab, even }
+    }
+
+    fn of_neox(config: &GptNeoxConfig) -> Self {
+        let even = vec![("attention heads", config.heads), ("width of the feed-forward network", config.intermediate)];
+        Extents { vocab: config.vocab, even }
+    }
+}
+
+/// Whether PyTorch runs the step when `parallelize_module` deals the model out to ranks, if it does.
+pub(super) fn check(name: &str, architecture: &Architecture, seq: u64) -> Result<(), FakeError> {
+    let (group, extents) = match architecture {
+        Architecture::Decoder(config) => (config.group, Extents::of_decoder(config)),
+        Architecture::GptNeox(config) => (config.group, Extents::of_neox(config)),
+        Architecture::Seed(_) | Architecture::Gpt2(_) | Architecture::Network(_) => return Ok(()),
+    };
+    let Some(group) = group else { return Ok(()) };
     let ranks = u64::from(group.ranks);
-    let cut = [
-        ("attention heads", config.heads),
-        ("key and value heads", config.key_heads),
-        ("width of the feed-forward network", config.intermediate),
-    ];
-    for (what, extent) in cut {
+    for (what, extent) in extents.even {
         if !extent.is_multiple_of(ranks) {
             return Err(out_of_range("tp", ranks, &format!("it must divide the {what} of {name}, {extent}")));
         }
@@ -39,23 +104,17 @@ pub(super) fn check(name: &str, config: &DecoderConfig, group: TensorParallel, s
     }
     // The last chunk of an extent that does not divide may be empty.
     let last = TensorParallel { rank: group.ranks - 1, ..group };
-    if last.share(config.vocab) == 0 {
-        let rule = format!("the vocabulary of {name}, {}, has no rows for the last rank", config.vocab);
+    if last.share(extents.vocab) == 0 {
+        let rule = format!("the vocabulary of {name}, {}, has no rows for the last rank", extents.vocab);
         return Err(out_of_range("tp", ranks, &rule));
     }
-    let unsupported = |what: &str, instead: &str| {
-        let what = format!("{what} with {}", Opt("tp"));
-        Err(FakeError::UnsupportedFeature { file: name.to_owned(), what, instead: instead.to_owned() })
-    };
-    if config.output_bias || config.mlp_bias {
-        let what = if config.output_bias { "attention_bias" } else { "mlp_bias" };
-        return unsupported(what, "capture the parallel model in Python");
+    match architecture {
+        Architecture::Decoder(config) if config.qk_norm => Err(FakeError::UnsupportedFeature {
+            file: name.to_owned(),
+            what: format!("use_qk_norm with {}", Opt("tp")),
+            instead: "each head has norms of its own there, which no plan cuts; capture the parallel model in Python"
+                .to_owned(),
+        }),
+        _ => Ok(()),
     }
-    if config.window.as_ref().is_some_and(|window| seq >= window.size) {
-        return unsupported(
-            "a sliding window that the sequence fills",
-            "take a shorter sequence, or remove sliding_window",
-        );
-    }
-    Ok(())
 }

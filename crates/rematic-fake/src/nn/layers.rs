@@ -2,7 +2,7 @@ use rematic_trace::Dtype;
 
 use super::Scope;
 use super::adapter::Adapter;
-use crate::ops::Wait;
+use crate::ops::{Cut, Wait};
 use crate::parallel::{Spread, TensorParallel};
 use crate::tensor::Tensor;
 
@@ -15,6 +15,13 @@ pub struct Linear {
 }
 
 impl Linear {
+    /// A layer without bias whose gradient is spread over ranks.
+    pub(crate) fn spread(parent: &Scope, name: &str, [inputs, outputs]: [u64; 2], spread: Spread) -> Self {
+        let scope = parent.child(name, "Linear");
+        let weight = scope.parameter_of("weight", &[outputs, inputs], spread);
+        Linear { scope, weight, bias: None, adapter: None }
+    }
+
     /// A layer from `inputs` to `outputs` features.
     #[must_use]
     pub fn new(parent: &Scope, name: &str, inputs: u64, outputs: u64, bias: bool) -> Self {
@@ -54,6 +61,19 @@ impl Linear {
         &self.weight
     }
 
+    /// Calls the layer without its product, which is computed later: its input and its weight as they are then multiplied.
+    pub(crate) fn deferred(&self, input: &Tensor) -> (Tensor, Tensor) {
+        let mut found = None;
+        self.scope.call(&[input], || {
+            found = Some(match input.tape().autocast_dtype() {
+                Some(dtype) => (input.to(dtype), self.weight.to(dtype)),
+                None => (input.clone(), self.weight.clone()),
+            });
+            Vec::new()
+        });
+        found.unwrap_or_else(|| (input.clone(), self.weight.clone()))
+    }
+
     /// Runs the rank's outputs of the layer (`ColwiseParallel`), on what all ranks have. They are a tensor of its own.
     pub(crate) fn forward_columns(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
         let output = self.forward(input);
@@ -65,9 +85,44 @@ impl Linear {
         let Some(group) = group else { return self.forward(input) };
         let summand = {
             let input = input.distributed();
-            self.forward(&input)
+            self.summand(&input)
         };
-        let part = summand.scatter_sequence(group);
+        let part = summand.scatter_sequence(group, Wait::Later);
+        part.local()
+    }
+
+    /// Runs the layer on the rank's inputs (`RowwiseParallel(output_layouts=Partial())`): a summand.
+    pub(crate) fn forward_summand(&self, input: &Tensor) -> Tensor {
+        let summand = {
+            let input = input.distributed();
+            self.summand(&input)
+        };
+        summand.local()
+    }
+
+    fn summand(&self, input: &Tensor) -> Tensor {
+        self.scope.call(&[input], || input.linear_summand(&self.weight, self.bias.as_ref()))
+    }
+
+    /// Runs the rank's outputs of the layer, and gives all ranks those of all (`ColwiseParallel(output_layouts=Replicate())`).
+    pub(crate) fn forward_columns_gathered(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
+        let Some(group) = group else { return self.forward(input) };
+        let part = self.forward(input);
+        let whole = part.gather_width(group);
+        whole.local()
+    }
+
+    /// Runs the layer on the rank's part of inputs that all ranks have (`RowwiseParallel(input_layouts=Replicate())`).
+    pub(crate) fn forward_rows_of_all(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
+        let Some(group) = group else { return self.forward(input) };
+        let summand = {
+            let part = {
+                let input = input.distributed();
+                input.own_part(group, Cut::Width, Wait::AtOnce)
+            };
+            self.summand(&part)
+        };
+        let part = summand.scatter_sequence(group, Wait::Later);
         part.local()
     }
 
@@ -166,32 +221,49 @@ impl Embedding {
         Embedding { scope, weight, scale: Some(scale) }
     }
 
-    /// The rank's rows of `count` vectors of `width`.
-    pub(crate) fn part(parent: &Scope, name: &str, count: u64, width: u64, group: TensorParallel) -> Self {
-        let scope = parent.child(name, "Embedding");
+    /// The rank's rows of `count` vectors of `width`, which are scaled after they are looked up if the class says so.
+    pub(crate) fn part(
+        parent: &Scope,
+        name: &str,
+        scaled: Option<&str>,
+        [count, width]: [u64; 2],
+        group: TensorParallel,
+    ) -> Self {
+        let scope = parent.child(name, scaled.unwrap_or("Embedding"));
         let spread = Spread::Whole(group, vec![count, width]);
         let weight = scope.parameter_of("weight", &[group.share(count), width], spread);
-        Embedding { scope, weight, scale: None }
+        let scale = scaled.map(|_| scope.buffer("embed_scale", weight.dtype(), &[]));
+        Embedding { scope, weight, scale }
     }
 
-    /// Looks vectors up in a table that lies on several ranks (`RowwiseParallel`): the rank's part of the sequence.
-    pub(crate) fn forward_part(&self, indices: &Tensor, group: TensorParallel) -> Tensor {
+    /// Looks vectors up in a table that lies on several ranks (`RowwiseParallel`): the rank's part of the sequence, or all of it.
+    pub(crate) fn forward_part(&self, indices: &Tensor, group: TensorParallel, whole: bool) -> Tensor {
         let count = match self.weight.spread() {
             Spread::Whole(_, shape) => shape.first().copied().unwrap_or(0),
             _ => self.weight.size(0),
         };
         let indices = indices.distributed();
         let mut mask = None;
-        let summand = self.scope.call(&[&indices], || {
+        let found = self.scope.call(&[&indices], || {
             let (rows, others) = self.weight.embedding_part(&indices, count);
-            mask = Some(others);
-            rows
+            let Some(scale) = &self.scale else {
+                mask = Some(others);
+                return rows;
+            };
+            // Summands are not scaled: all ranks have the sum first.
+            rows.mask_rows(others);
+            rows.sum_scaled(scale, group)
         });
         if let Some(mask) = mask {
-            summand.mask_rows(mask);
+            found.mask_rows(mask);
         }
-        let part = summand.scatter_sequence(group);
-        part.local()
+        let given = match (&self.scale, whole) {
+            (None, false) => found.scatter_sequence(group, Wait::Later),
+            (None, true) => found.summed(group),
+            (Some(_), false) => found.own_part(group, Cut::Sequence, Wait::Later),
+            (Some(_), true) => found,
+        };
+        given.local()
     }
 
     /// The table, to tie it to an output layer.
@@ -218,21 +290,28 @@ pub struct LayerNorm {
     scope: Scope,
     weight: Tensor,
     bias: Tensor,
+    group: Option<TensorParallel>,
 }
 
 impl LayerNorm {
     /// Over the last dimension, of extent `width`.
     #[must_use]
     pub fn new(parent: &Scope, name: &str, width: u64) -> Self {
+        Self::with(parent, name, width, None)
+    }
+
+    /// On all ranks the same, each with a part of the sequence (`SequenceParallel`), if there are several.
+    pub(crate) fn with(parent: &Scope, name: &str, width: u64, group: Option<TensorParallel>) -> Self {
         let scope = parent.child(name, "LayerNorm");
-        let weight = scope.parameter("weight", &[width]);
-        let bias = scope.parameter("bias", &[width]);
-        LayerNorm { scope, weight, bias }
+        let parameter = |name| scope.parameter_of(name, &[width], group.map_or(Spread::Own, Spread::Summand));
+        let (weight, bias) = (parameter("weight"), parameter("bias"));
+        LayerNorm { scope, weight, bias, group }
     }
 
     /// Runs the layer.
     #[must_use]
     pub fn forward(&self, input: &Tensor) -> Tensor {
+        let input = &if self.group.is_some() { input.distributed() } else { input.clone() };
         self.scope.call(&[input], || input.layer_norm(&self.weight, &self.bias))
     }
 }
@@ -247,29 +326,14 @@ impl RmsNorm {
     /// Over the last dimension, of extent `width`; `class` is the Python class.
     #[must_use]
     pub fn new(parent: &Scope, name: &str, class: &str, width: u64) -> Self {
-        Self::with(parent, name, class, width, None)
+        Self::with(parent, name, class, width, Spread::Own)
     }
 
-    /// On all ranks the same, each with a part of the sequence or of the heads (`SequenceParallel`), if there are several.
-    pub(crate) fn with(parent: &Scope, name: &str, class: &str, width: u64, group: Option<TensorParallel>) -> Self {
+    /// With a gradient that is spread over ranks.
+    pub(crate) fn with(parent: &Scope, name: &str, class: &str, width: u64, spread: Spread) -> Self {
         let scope = parent.child(name, class);
-        let weight = scope.parameter_of("weight", &[width], group.map_or(Spread::Own, Spread::Summand));
+        let weight = scope.parameter_of("weight", &[width], spread);
         RmsNorm { scope, weight }
-    }
-
-    /// Runs the layer on the rank's part.
-    pub(crate) fn forward_part(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
-        if group.is_none() {
-            return self.forward(input);
-        }
-        let input = input.distributed();
-        self.forward(&input)
-    }
-
-    /// Runs the layer on the rank's heads, and makes a tensor of its own of them.
-    pub(crate) fn forward_heads(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
-        let output = self.forward_part(input, group);
-        if group.is_some() { output.local() } else { output }
     }
 
     /// Runs the layer.

@@ -1,19 +1,22 @@
+mod bias;
+
 use std::fmt;
 use std::str::FromStr;
 
-use rematic_trace::{Dtype, Layout, Opt};
+use rematic_trace::{CardKind, Dtype, Layout, Opt};
 
 use super::elementwise::elementwise_layout;
 use crate::autograd::Gradients;
 use crate::error::FakeError;
 use crate::kernel::{Derivative, Kernel, Out, Slot};
 use crate::tensor::Tensor;
+use bias::{BIAS_GRADIENT_ALIGNMENT, causal_bias};
 
 /// Which kernel runs scaled-dot-product attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionKernel {
-    /// What PyTorch picks on CUDA: flash for half precision without a mask; else memory-efficient; math for widths of
-    /// heads that neither of the others takes.
+    /// What PyTorch picks on the card: flash for half precision without a mask; else memory-efficient; math for widths of
+    /// heads and types that neither of the others takes there.
     #[default]
     Auto,
     /// Flash attention; half precision only.
@@ -116,11 +119,11 @@ impl Attention {
     fn kernel_for(&self, query: &Tensor, value: &Tensor, masked: bool) -> Option<AttentionKernel> {
         let refused = match self.kernel {
             AttentionKernel::Flash => refused_by_flash(query, value, masked),
-            AttentionKernel::Efficient => refused_by_efficient(query, value, self.value_offset),
+            AttentionKernel::Efficient => refused_by_efficient(query, value, self.value_offset, CardKind::default()),
             AttentionKernel::Auto | AttentionKernel::Math => None,
         };
         if let Some(rule) = refused {
-            query.tape().fail(FakeError::Option { name: "attention".to_owned(), value: self.kernel.to_string(), rule });
+            query.tape().fail(FakeError::Option { name: Opt("attention"), value: self.kernel.to_string(), rule });
             return None;
         }
         Some(self.chosen(query, value, masked))
@@ -142,17 +145,41 @@ impl Attention {
         }
     }
 
+    /// The kernel that was asked for, or the card's choice. The step says whose it is, if another card's is another.
+    fn chosen(&self, query: &Tensor, value: &Tensor, masked: bool) -> AttentionKernel {
+        if self.kernel != AttentionKernel::Auto {
+            return self.kernel;
+        }
+        let card = query.tape().state().card;
+        let [chosen, usual] = [card, CardKind::default()].map(|card| self.picked(query, value, masked, card));
+        if chosen != usual && query.tape().state().trace.origin.card.is_none() {
+            query.tape().fact("card", card);
+        }
+        chosen
+    }
+
     /// `select_sdp_backend` of `sdp_utils.cpp`, as far as steps of models differ in what it looks at: flash, else
     /// memory-efficient, else math. Both take keys and values with fewer heads.
-    fn chosen(&self, query: &Tensor, value: &Tensor, masked: bool) -> AttentionKernel {
-        match self.kernel {
-            AttentionKernel::Auto if refused_by_flash(query, value, masked).is_none() => AttentionKernel::Flash,
-            AttentionKernel::Auto if refused_by_efficient(query, value, self.value_offset).is_none() => {
-                AttentionKernel::Efficient
-            }
-            AttentionKernel::Auto => AttentionKernel::Math,
-            told => told,
+    fn picked(&self, query: &Tensor, value: &Tensor, masked: bool, card: CardKind) -> AttentionKernel {
+        let trains = query.requires_grad() || value.requires_grad();
+        let runs_flash = refused_by_flash(query, value, masked).is_none()
+            && match card {
+                CardKind::BeforeAmpere => false,
+                CardKind::DataCenter => true,
+                CardKind::Consumer => !trains || self.trains_on_consumer_cards(query.size(3)),
+            };
+        if runs_flash {
+            AttentionKernel::Flash
+        } else if refused_by_efficient(query, value, self.value_offset, card).is_none() {
+            AttentionKernel::Efficient
+        } else {
+            AttentionKernel::Math
         }
+    }
+
+    /// `check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120`.
+    fn trains_on_consumer_cards(&self, width: u64) -> bool {
+        width <= 192 || (width > 224 && self.dropout == 0.0)
     }
 
     /// The decomposition that PyTorch runs where no fused kernel applies.
@@ -221,14 +248,24 @@ fn refused_by_flash(query: &Tensor, value: &Tensor, masked: bool) -> Option<Stri
     }
 }
 
-/// The memory-efficient kernel reads heads in steps of this many bytes (`minimum_gemm_alignment`, from Ampere on).
-const EFFICIENT_STEP: u64 = 16;
+/// The elements in whose steps the memory-efficient kernel reads heads (`minimum_gemm_alignment`): 16 bytes where tensor cores
+/// compute, which before Ampere take fp16 alone; none where the kernel does not take the type.
+fn efficient_step(dtype: Dtype, card: CardKind) -> Option<u64> {
+    const TENSOR_CORES: u64 = 16;
+    match (card, dtype) {
+        (CardKind::BeforeAmpere, Dtype::Bf16) => None,
+        (CardKind::BeforeAmpere, Dtype::F32) => Some(1),
+        _ => Some(TENSOR_CORES / dtype.size().max(1)),
+    }
+}
 
 /// Why the memory-efficient kernel does not take these queries, if it does not (`check_head_dim_size_mem_efficient`).
-fn refused_by_efficient(query: &Tensor, value: &Tensor, offset: u64) -> Option<String> {
-    let step = EFFICIENT_STEP / query.dtype().size().max(1);
+fn refused_by_efficient(query: &Tensor, value: &Tensor, offset: u64, card: CardKind) -> Option<String> {
+    let Some(step) = efficient_step(query.dtype(), card) else {
+        return Some(format!("the memory-efficient kernel takes {} from Ampere on", query.dtype().spelled()));
+    };
     let uneven = [query.size(3), value.size(3)].into_iter().find(|width| !width.is_multiple_of(step));
-    if uneven.is_none() && !offset.is_multiple_of(step) {
+    if uneven.is_none() && !offset.is_multiple_of(step) && card != CardKind::BeforeAmpere {
         let rule = format!(
             "the memory-efficient kernel takes values that begin at a multiple of {step} elements in {}, but these begin at {offset}; \
              use {}",
@@ -354,60 +391,7 @@ fn fused(
     inputs[0].tape().launch_differentiable(kernel, derivative).swap_remove(0)
 }
 
-fn causal_bias(query: &Tensor, keys: u64) -> Tensor {
-    let square = Layout::contiguous(Dtype::Bool, &[query.size(2), keys]);
-    let lower = {
-        let ones = query.tape().launch_one(Kernel::new("ones.default", &[], vec![Out::New(square)]));
-        ones.map("tril.default")
-    };
-    lower.as_bias(query.dtype())
-}
-
-/// The memory-efficient kernel reads the rows of a bias in steps of this many elements.
-const BIAS_ALIGNMENT: u64 = 8;
-/// It fills the rows of a bias's gradient up to so many elements.
-const BIAS_GRADIENT_ALIGNMENT: u64 = 16;
-
 impl Tensor {
-    /// The numbers to add to the scores: 0 where the mask is true, minus infinity elsewhere.
-    fn as_bias(&self, dtype: Dtype) -> Tensor {
-        let number = || {
-            let layout = Layout::contiguous(dtype, &[]);
-            self.tape().launch_one(Kernel::new("scalar_tensor.default", &[], vec![Out::New(layout)]))
-        };
-        let (zero, infinity) = (number(), number());
-        let layout = elementwise_layout(dtype, &[self.layout()]).unwrap_or_else(|| self.layout().clone());
-        self.tape().launch_one(Kernel::new("where.self", &[self, &zero, &infinity], vec![Out::New(layout)]))
-    }
-
-    /// As [`Self::as_bias`], as transformers makes it of the least number of a type: 0 is a tensor, the other a number.
-    pub(crate) fn as_numbers(&self, dtype: Dtype) -> Tensor {
-        let number = |name| {
-            let layout = Layout::contiguous(dtype, &[]);
-            self.tape().launch_one(Kernel::new(name, &[], vec![Out::New(layout)]))
-        };
-        let (zero, least) = (number("zeros.default"), number("scalar_tensor.default"));
-        let layout = elementwise_layout(dtype, &[self.layout()]).unwrap_or_else(|| self.layout().clone());
-        self.tape().launch_one(Kernel::new("where.self", &[self, &zero, &least], vec![Out::New(layout)]))
-    }
-
-    /// The bias with its rows aligned, padded if need be, and expanded over the heads.
-    fn aligned_bias(self, query: &Tensor, key: &Tensor) -> Tensor {
-        let (keys, strides) = (self.size(-1), &self.layout().strides);
-        let aligned = strides
-            .split_last()
-            .is_none_or(|(last, outer)| *last == 1 && outer.iter().all(|stride| stride.is_multiple_of(BIAS_ALIGNMENT)));
-        let shape = [query.size(0), query.size(1), query.size(2), key.size(2)];
-        if aligned {
-            return self.expand(&shape);
-        }
-        let rows = {
-            let padded = self.padded_width(BIAS_ALIGNMENT - keys % BIAS_ALIGNMENT);
-            padded.slice(-1, 0, keys)
-        };
-        rows.expand(&shape)
-    }
-
     /// Zeros behind the last dimension; its gradient is cut by as much.
     fn padded_width(&self, count: u64) -> Tensor {
         let own = Layout::contiguous(self.dtype(), self.shape());

@@ -83,6 +83,17 @@ impl Tensor {
         let right = &right.lowered();
         let left = &left.lowered();
         let bias = &bias.lowered();
+        Tensor::addmm_kernel(bias, bias, left, right)
+    }
+
+    /// A summand of `bias + left @ right`, of which every one of so many ranks has one: of the bias, an equal share.
+    fn addmm_summand(bias: &Tensor, left: &Tensor, right: &Tensor) -> Tensor {
+        let share = bias.tape().no_grad(|| bias.map("div.Tensor"));
+        Tensor::addmm_kernel(bias, &share, left, right)
+    }
+
+    /// `added + left @ right`; the gradient is that of the bias.
+    fn addmm_kernel(bias: &Tensor, added: &Tensor, left: &Tensor, right: &Tensor) -> Tensor {
         let out = Out::New(left.product_layout("addmm.default", right));
         let (factors, saves) = Factors::new(left, right);
         let (left_layout, right_layout) = (left.layout().clone(), right.layout().clone());
@@ -94,7 +105,7 @@ impl Tensor {
             let for_bias = gradients.wanted[0].then(|| gradient.clone());
             vec![for_bias, for_left, for_right]
         });
-        let kernel = Kernel::new("addmm.default", &[bias, left, right], vec![out]);
+        let kernel = Kernel::new("addmm.default", &[added, left, right], vec![out]);
         let derivative = Derivative { inputs: &[bias, left, right], saves, backward };
         left.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
@@ -137,10 +148,20 @@ impl Tensor {
         let bias = bias.map(Tensor::lowered);
         let weight = &weight.lowered();
         let this = &self.lowered();
-        this.linear_kernels(weight, bias.as_ref())
+        this.linear_kernels(weight, bias.as_ref(), Tensor::addmm)
     }
 
-    fn linear_kernels(&self, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+    /// A summand of [`Tensor::linear`], of which every rank has one.
+    pub(crate) fn linear_summand(&self, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        self.linear_kernels(weight, bias, Tensor::addmm_summand)
+    }
+
+    fn linear_kernels(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        addmm: impl Fn(&Tensor, &Tensor, &Tensor) -> Tensor,
+    ) -> Tensor {
         let Some((&features, leading)) = self.shape().split_last() else {
             self.tape().fail(mismatch("linear", self, weight));
             return self.clone();
@@ -150,11 +171,11 @@ impl Tensor {
         shape.push(weight.size(0));
         let flat = shape.len() == 2;
         match bias {
-            Some(bias) if flat => Tensor::addmm(bias, self, &weight.t()),
+            Some(bias) if flat => addmm(bias, self, &weight.t()),
             Some(bias) => {
                 let folded = self.reshape(&[rows, features]);
                 let flipped = weight.t();
-                Tensor::addmm(bias, &folded, &flipped).unsafe_view(&shape)
+                addmm(bias, &folded, &flipped).unsafe_view(&shape)
             }
             None if flat => {
                 let flipped = weight.t();

@@ -19,5 +19,6 @@ mod view;
 mod vocabulary;
 
 pub use attention::{Attention, AttentionKernel};
-pub(crate) use redistribute::Wait;
+pub(crate) use chunked::{Chunked, LogitScale};
+pub(crate) use redistribute::{Cut, Wait};
 pub use reduce::ArangeOverload;

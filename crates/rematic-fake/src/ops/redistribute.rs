@@ -3,7 +3,7 @@
 use rematic_trace::{CollectiveKind, Layout};
 
 use crate::autograd::Gradients;
-use crate::kernel::{Derivative, Kernel, Out};
+use crate::kernel::{Derivative, Kernel, Out, Slot};
 use crate::parallel::{Spread, TensorParallel};
 use crate::tensor::Tensor;
 
@@ -14,9 +14,41 @@ pub(crate) enum Wait {
     Later,
 }
 
-const SEQUENCE: isize = 1;
-/// A longer sequence is narrowed to its own length when it was gathered: DTensor asks whether two lengths are the same object, and
-/// Python has one object for each number up to this only.
+/// The dimension along which a tensor is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// The second.
+    Sequence,
+    /// The last.
+    Width,
+}
+
+impl Cut {
+    fn place(self, rank: usize) -> usize {
+        match self {
+            Cut::Sequence => 1,
+            Cut::Width => rank.saturating_sub(1),
+        }
+    }
+
+    /// A shape with an extent changed.
+    fn with(self, shape: &[u64], change: impl FnOnce(u64) -> u64) -> Vec<u64> {
+        let mut shape = shape.to_vec();
+        let place = self.place(shape.len());
+        if let Some(extent) = shape.get_mut(place) {
+            *extent = change(*extent);
+        }
+        shape
+    }
+
+    /// Whether what lies before the dimension is one row, so that parts that are stacked are parts that are joined.
+    fn is_outermost(self, shape: &[u64]) -> bool {
+        shape.iter().take(self.place(shape.len())).all(|extent| *extent == 1)
+    }
+}
+
+/// What was gathered along a dimension longer than this is narrowed to its own length: DTensor asks whether two lengths are the same
+/// object, and Python has one object for each number up to this only.
 const SMALL: u64 = 256;
 
 impl Tensor {
@@ -40,30 +72,92 @@ impl Tensor {
             vec![Some(if wait == Wait::AtOnce { sum.passed(WAIT) } else { sum })]
         });
         let derivative = Derivative { inputs: &[self], saves: vec![], backward };
-        self.gather(group, wait, Some(derivative))
+        self.gather(group, Cut::Sequence, wait, Some(derivative))
     }
 
-    /// From summands of all of the sequence to a part of the sum; in backward, the parts are gathered.
-    pub(crate) fn scatter_sequence(&self, group: TensorParallel) -> Tensor {
+    /// From a part of the width to all of it, on every rank; in backward each takes its part.
+    pub(crate) fn gather_width(&self, group: TensorParallel) -> Tensor {
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let parts = gradients.output().parts_of(group, Cut::Width);
+            vec![Some(parts.get(group.rank as usize).unwrap_or(gradients.output()).clone_contiguous())]
+        });
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        self.gather(group, Cut::Width, Wait::Later, Some(derivative))
+    }
+
+    /// The rank's part of what all ranks have; in backward, the parts are gathered.
+    pub(crate) fn own_part(&self, group: TensorParallel, cut: Cut, wait: Wait) -> Tensor {
         let tape = self.tape();
+        let parts = tape.no_grad(|| self.parts_of(group, cut));
+        let own = parts.get(group.rank as usize).unwrap_or(self);
         let backward =
-            Box::new(move |gradients: &Gradients<'_>| vec![Some(gradients.output().gather(group, Wait::Later, None))]);
-        let (sum, _stacked) = tape.no_grad(|| self.reduced(group));
+            Box::new(move |gradients: &Gradients<'_>| vec![Some(gradients.output().gather(group, cut, wait, None))]);
+        let kernel =
+            Kernel::new("clone.default", &[own], vec![Out::New(Layout::contiguous(self.dtype(), own.shape()))]);
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        tape.launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// From summands to the sum, on every rank; nothing in backward.
+    pub(crate) fn summed(&self, group: TensorParallel) -> Tensor {
+        let tape = self.tape();
+        let sum = tape.no_grad(|| self.sum_of_all(group));
+        let backward = Box::new(|gradients: &Gradients<'_>| vec![Some(gradients.output().clone())]);
         let kernel = Kernel::view(WRAP, &sum, vec![Out::View(&sum, sum.layout().clone())]);
         let derivative = Derivative { inputs: &[self], saves: vec![], backward };
         tape.launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
+    /// Summands, of which all ranks get the sum, times a number.
+    pub(crate) fn sum_scaled(&self, scale: &Tensor, group: TensorParallel) -> Tensor {
+        let tape = self.tape();
+        let sum = tape.no_grad(|| self.all_reduced(group, Wait::AtOnce));
+        let backward = Box::new(|gradients: &Gradients<'_>| {
+            let scale = gradients.saved.first();
+            vec![scale.map(|scale| gradients.output().zip("mul.Tensor", scale))]
+        });
+        let out = Out::New(Layout::contiguous(self.dtype(), self.shape()));
+        let kernel = Kernel::new("mul.Tensor", &[&sum, scale], vec![out]);
+        let derivative = Derivative { inputs: &[self], saves: vec![Slot::Input(scale)], backward };
+        tape.launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// The parts of all ranks; views.
+    fn parts_of(&self, group: TensorParallel, cut: Cut) -> Vec<Tensor> {
+        let place = cut.place(self.shape().len());
+        let each = self.shape().get(place).map_or(1, |extent| group.chunk(*extent));
+        self.split(each.max(1), place.cast_signed())
+    }
+
+    /// From summands of all of the sequence to a part of the sum; in backward, the parts are gathered.
+    pub(crate) fn scatter_sequence(&self, group: TensorParallel, wait: Wait) -> Tensor {
+        let tape = self.tape();
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            vec![Some(gradients.output().gather(group, Cut::Sequence, wait, None))]
+        });
+        let (mut sum, stacked) = tape.no_grad(|| self.reduced(group));
+        let mut last = WRAP;
+        let mut held = Some(stacked);
+        if wait == Wait::AtOnce {
+            sum = tape.no_grad(|| sum.passed(WRAP));
+            (last, held) = (WAIT, None);
+        }
+        let kernel = Kernel::view(last, &sum, vec![Out::View(&sum, sum.layout().clone())]);
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        let part = tape.launch_differentiable(kernel, derivative).swap_remove(0);
+        drop(held);
+        part
+    }
+
     /// The last operator is the one that is differentiated, if any is.
-    fn gather(&self, group: TensorParallel, wait: Wait, mut derivative: Option<Derivative<'_>>) -> Tensor {
+    fn gather(&self, group: TensorParallel, cut: Cut, wait: Wait, mut derivative: Option<Derivative<'_>>) -> Tensor {
         let tape = self.tape();
         let ranks = u64::from(group.ranks);
         let mut stacked = self.shape().to_vec();
-        let mut whole = stacked.clone();
-        if let [first, sequence, ..] = stacked.as_mut_slice() {
-            whole[1] = sequence.saturating_mul(ranks);
+        if let Some(first) = stacked.first_mut() {
             *first = first.saturating_mul(ranks);
         }
+        let whole = cut.with(self.shape(), |extent| extent.saturating_mul(ranks));
         let wrapped = {
             let out = Out::New(Layout::contiguous(self.dtype(), &stacked));
             let kernel = Kernel::new("_c10d_functional.all_gather_into_tensor.default", &[self], vec![out]);
@@ -71,9 +165,9 @@ impl Tensor {
             message.passed(WRAP)
         };
         let whole = Layout::contiguous(self.dtype(), &whole);
-        let is_single = self.size(0) == 1;
+        let is_single = cut.is_outermost(self.shape());
         let mut after = Vec::new();
-        if whole.shape.get(1).is_some_and(|length| *length > SMALL) {
+        if whole.shape.get(cut.place(whole.shape.len())).is_some_and(|length| *length > SMALL) {
             after.push("slice.Tensor");
         }
         if is_single && wait == Wait::AtOnce {
@@ -108,12 +202,9 @@ impl Tensor {
     /// The rank's part of the sum over all ranks, and what was sent, which stays until the part is wrapped.
     fn reduced(&self, group: TensorParallel) -> (Tensor, Tensor) {
         let tape = self.tape();
-        let mut part = self.shape().to_vec();
-        if let Some(sequence) = part.get_mut(1) {
-            *sequence = group.share(*sequence);
-        }
+        let part = Cut::Sequence.with(self.shape(), |length| group.share(length));
         let stacked = {
-            let parts = self.split(part.get(1).copied().unwrap_or(1), SEQUENCE);
+            let parts = self.parts_of(group, Cut::Sequence);
             let parts: Vec<&Tensor> = parts.iter().collect();
             Tensor::cat(tape, &parts, 0)
         };
@@ -125,11 +216,14 @@ impl Tensor {
 
     /// The sum over all ranks.
     pub(crate) fn all_reduced(&self, group: TensorParallel, wait: Wait) -> Tensor {
+        let wrapped = self.sum_of_all(group).passed(WRAP);
+        if wait == Wait::AtOnce { wrapped.passed(WAIT) } else { wrapped }
+    }
+
+    fn sum_of_all(&self, group: TensorParallel) -> Tensor {
         let out = Out::New(Layout::contiguous(self.dtype(), self.shape()));
         let kernel = Kernel::new("_c10d_functional.all_reduce.default", &[self], vec![out]);
-        let message = group.communicate(self.tape(), CollectiveKind::AllReduce, kernel);
-        let wrapped = message.passed(WRAP);
-        if wait == Wait::AtOnce { wrapped.passed(WAIT) } else { wrapped }
+        group.communicate(self.tape(), CollectiveKind::AllReduce, kernel)
     }
 
     /// A gradient or a momentum as its parameter is spread; a copy, unless it is that already.

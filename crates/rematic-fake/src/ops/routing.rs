@@ -3,14 +3,21 @@
 use rematic_trace::{Dtype, Layout};
 
 use super::factors::Factors;
+use super::redistribute::Wait;
 use crate::autograd::Gradients;
 use crate::error::FakeError;
 use crate::kernel::{Derivative, Kernel, Out, Slot};
+use crate::parallel::TensorParallel;
 use crate::tensor::Tensor;
 
 impl Tensor {
     /// The largest `count` of the last dimension, and where they are.
     pub(crate) fn top(&self, count: u64) -> (Tensor, Tensor) {
+        self.top_for(count, None)
+    }
+
+    /// The same on several ranks, each of which has a summand of the gradient.
+    pub(crate) fn top_for(&self, count: u64, group: Option<TensorParallel>) -> (Tensor, Tensor) {
         let mut shape = self.shape().to_vec();
         if let Some(extent) = shape.last_mut() {
             *extent = count;
@@ -18,7 +25,8 @@ impl Tensor {
         let own = Layout::contiguous(self.dtype(), self.shape());
         let backward = Box::new(move |gradients: &Gradients<'_>| {
             let zeros = gradients.output().new_zeros(own);
-            vec![Some(zeros.with_values_at(&gradients.saved[0], gradients.output()))]
+            let sum = group.map(|group| gradients.output().all_reduced(group, Wait::AtOnce));
+            vec![Some(zeros.with_values_at(&gradients.saved[0], sum.as_ref().unwrap_or(gradients.output())))]
         });
         let layouts = [self.dtype(), Dtype::I64].map(|dtype| Out::New(Layout::contiguous(dtype, &shape)));
         let kernel = Kernel::new("topk.default", &[self], layouts.into());

@@ -64,7 +64,7 @@ impl Walk<'_> {
         // What is a part of something, or one number for all, is copied before it is somebody's gradient.
         let is_its_own = self.trace.storages()[added.storage].bytes == bytes && layout.is_contiguous();
         self.accumulation.differs |= !is_its_own;
-        self.accumulation.packed_later[added.storage] = true;
+        self.postpone_end(added.storage);
         self.settlings.settle_like(added.storage, sum);
         let gradients = &mut self.units[self.unit_of_weight[weight]].gradients;
         match gradients.iter_mut().find(|(storage, _)| *storage == added.storage) {
@@ -76,6 +76,35 @@ impl Walk<'_> {
             }
         }
         true
+    }
+
+    /// Leaves out what brings a gradient to the narrower type of its parameter, as autograd does for any other: in mixed precision FSDP2
+    /// takes it as it is (`grad_dtype`) and packs it so.
+    pub(super) fn keeps_wide(&mut self, id: OpId) -> bool {
+        let op = self.trace.op(id);
+        let (&[read], &[made], &[birth]) = (self.trace.inputs(op), self.trace.outputs(op), &self.births[id][..]) else {
+            return false;
+        };
+        let is_copy = |op: &Op| self.trace.op_name(op).starts_with("_to_copy.");
+        let width = |tensor| self.trace.layout_of(tensor).dtype.size();
+        // One of the model's own stays: it is the backward of another.
+        let is_engines = op.differentiates.is_some_and(|forward| !is_copy(self.trace.op(forward)));
+        let is_left_out = self.how.shards.is_some()
+            && op.phase == Phase::Backward
+            && is_copy(op)
+            && is_engines
+            && self.gradient_of[birth].is_some()
+            && width(read) > width(made);
+        if is_left_out {
+            self.places[birth] = self.places[read.storage];
+            self.postpone_end(read.storage);
+        }
+        is_left_out
+    }
+
+    /// The end of a storage in the step is none here.
+    pub(super) fn postpone_end(&mut self, storage: StorageId) {
+        self.accumulation.packed_later[storage] = true;
     }
 
     /// Whether the end of a storage is to come later.

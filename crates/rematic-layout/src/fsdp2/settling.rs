@@ -131,6 +131,10 @@ impl Walk<'_> {
             return;
         }
         let before = self.place(storage);
+        let width = layout.elements().saturating_mul(dtype.size());
+        if self.made.storages()[before].bytes >= width {
+            return;
+        }
         let read = Tensor { storage: before, layout: self.made.layout(&layout) };
         let wide = self.copied("_to_copy.default", read, &Layout::contiguous(dtype, &layout.shape));
         self.made.push(Event::Drop(before));

@@ -6,6 +6,7 @@ use rematic_trace::{
 
 use super::accumulation::Accumulation;
 use super::gradients::parameter_of;
+use super::handed::Handed;
 use super::settling::Settlings;
 use super::shards::Rows;
 use super::traffic::{Streams, Traffic};
@@ -73,6 +74,7 @@ pub(crate) struct Walk<'a> {
     /// Whether a unit has gradients of several types, which FSDP2 refuses.
     mixes: bool,
     pub(super) accumulation: Accumulation,
+    pub(super) handed: Handed,
     /// The calls whose backward is over.
     over: Table<CallId, bool>,
 }
@@ -107,6 +109,7 @@ impl<'a> Walk<'a> {
             in_backward: false,
             mixes: false,
             accumulation: Accumulation::new(trace),
+            handed: Handed::new(trace, |module| units.contains(&module)),
             over: trace.calls().filled(false),
         };
         walk.find_weights(units)?;
@@ -182,6 +185,7 @@ impl<'a> Walk<'a> {
     pub(crate) fn run(&mut self) -> Result<(), Fsdp2Error> {
         let mut last_backward = self.last_backward(0);
         for (at, &event) in self.trace.events().iter().enumerate() {
+            self.end_before(at);
             match event {
                 Event::Op(op) => self.op(op)?,
                 Event::Drop(storage) => {
@@ -247,7 +251,7 @@ impl<'a> Walk<'a> {
         self.before_backward(unit);
     }
 
-    fn exit_backward(&mut self, call: CallId) {
+    pub(super) fn exit_backward(&mut self, call: CallId) {
         if std::mem::replace(&mut self.over[call], true) {
             return;
         }
@@ -255,6 +259,7 @@ impl<'a> Walk<'a> {
         if let Some(unit) = self.unit_of_call(call).filter(|unit| *unit != outermost) {
             self.after_backward(unit);
         }
+        self.add_to_others(call);
     }
 
     fn unit_of_call(&self, call: CallId) -> Option<usize> {
@@ -377,9 +382,17 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A gradient of a parameter is there.
+    /// A gradient of a parameter is there. One that does not lie as the parameter does is copied, and the copy is the gradient.
     pub(super) fn add_gradient(&mut self, storage: StorageId, weight: usize) {
-        self.units[self.unit_of_weight[weight]].gradients.push((storage, weight));
+        let gradients = &mut self.units[self.unit_of_weight[weight]].gradients;
+        let read =
+            self.trace.storages()[storage].birth.map_or(&[][..], |birth| self.trace.inputs(self.trace.op(birth)));
+        // Of parameters that are alike another one's gradient may be taken for this one's at first.
+        let is_copied = |before: StorageId| read.iter().any(|tensor| tensor.storage == before);
+        match gradients.iter_mut().find(|(before, known)| *known == weight && is_copied(*before)) {
+            Some(before) => before.0 = storage,
+            None => gradients.push((storage, weight)),
+        }
         self.widen(storage, weight);
     }
 
@@ -389,7 +402,7 @@ impl<'a> Walk<'a> {
             self.finish_backward();
             return self.optimizer_op(id);
         }
-        if self.takes_gradient(id) {
+        if self.takes_gradient(id) || self.keeps_wide(id) || self.adds_to_others(id) {
             return Ok(());
         }
         self.check_gathered(op)?;

@@ -61,7 +61,10 @@ impl Walk<'_> {
         }
         let mut floats = self.weights.iter().map(|weight| weight.layout.dtype).filter(|dtype| dtype.is_float());
         let mut is_mixed = |shards: Dtype| floats.all(|dtype| dtype.size() < shards.size());
-        if self.how.shards.is_none_or(&mut is_mixed) { Ok(()) } else { Err(Fsdp2Error::NotMixed) }
+        if !self.how.shards.is_none_or(&mut is_mixed) {
+            return Err(Fsdp2Error::NotMixed);
+        }
+        if self.how.shards.is_some() { self.check_inputs() } else { Ok(()) }
     }
 
     fn weight(&mut self, layout: &Layout) -> Weight {

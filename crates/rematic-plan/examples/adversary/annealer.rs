@@ -1,5 +1,6 @@
 //! An annealer that knows nothing but the public replay: what it finds, the planner must find too.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use rematic_cost::Costs;
@@ -44,6 +45,31 @@ pub(crate) enum Effort {
     Time(Duration),
 }
 
+/// The processor's time of this process where the system tells it, so that a busy machine attacks as hard as an idle one.
+struct Clock {
+    begin: Instant,
+    ran: Option<Duration>,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Clock { begin: Instant::now(), ran: ran() }
+    }
+
+    fn elapsed(&self) -> Duration {
+        match (self.ran, ran()) {
+            (Some(begin), Some(now)) => now.saturating_sub(begin),
+            _ => self.begin.elapsed(),
+        }
+    }
+}
+
+/// How long this thread has run so far.
+fn ran() -> Option<Duration> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
+}
+
 /// What is attacked.
 #[derive(Clone, Copy)]
 pub(crate) enum Goal {
@@ -63,48 +89,81 @@ struct State {
 /// The regions of a step, and what may be saved of each.
 pub(crate) struct Annealer<'a> {
     problem: &'a Problem,
-    candidates: Vec<Option<Candidate>>,
-    /// The regions inside each one, children alone.
-    children: Vec<Vec<usize>>,
+    trace: &'a StepTrace,
+    costs: &'a Costs,
+    ledger: Ledger,
+    regions: Vec<Known>,
+}
+
+/// A region that the annealer knows.
+#[derive(Clone)]
+struct Known {
+    id: RegionId,
+    ops: Range<usize>,
+    candidate: Option<Candidate>,
+    /// The innermost one around it.
+    around: Option<usize>,
 }
 
 impl<'a> Annealer<'a> {
-    pub(crate) fn new(problem: &'a Problem, trace: &StepTrace, costs: &Costs, limits: &Limits) -> Self {
-        let regions = problem.regions();
+    pub(crate) fn new(problem: &'a Problem, trace: &'a StepTrace, costs: &'a Costs, limits: &Limits) -> Self {
         let ledger = Ledger::new(trace, limits.allocator);
-        let mut look = Candidates::new(trace, regions, &ledger, costs);
-        let candidates: Vec<_> = regions.all().iter().map(|region| look.candidate(region, Pricing::Low)).collect();
-        let mut children = vec![Vec::new(); candidates.len()];
-        for (id, region) in regions.all().entries() {
-            if let Some(parent) = region.parent {
-                children[parent.index()].push(id.index());
+        let mut annealer = Annealer { problem, trace, costs, ledger, regions: Vec::new() };
+        annealer.regions = annealer.look(problem.regions().all().ids());
+        annealer
+    }
+
+    fn look(&self, ids: impl Iterator<Item = RegionId>) -> Vec<Known> {
+        let regions = self.problem.regions();
+        let mut candidates = Candidates::new(self.trace, regions, &self.ledger, self.costs);
+        let known = |id: RegionId| {
+            let region = regions.region(id);
+            let (ops, candidate) = (region.ops.clone(), candidates.candidate(region, Pricing::Low));
+            Known { id, ops, candidate, around: region.parent.map(RegionId::index) }
+        };
+        ids.map(known).collect()
+    }
+
+    /// Knows the runs of a plan too. Those of calls beside each other stand around the calls.
+    fn knowing(&self, plan: &[Checkpoint]) -> Self {
+        let singles = self.regions.len();
+        let ids = plan.iter().map(|checkpoint| checkpoint.region).filter(|id| id.index() >= singles);
+        let mut regions = self.regions.clone();
+        for run in self.look(ids) {
+            let (at, is_inside) = (regions.len(), |region: &Known| contains(&run.ops, &region.ops));
+            let outermost = |region: &Known| region.around.is_none_or(|around| !is_inside(&self.regions[around]));
+            for region in regions[..singles].iter_mut().filter(|region| is_inside(region) && outermost(region)) {
+                region.around = Some(at);
             }
+            regions.push(run);
         }
-        Annealer { problem, candidates, children }
+        Annealer { regions, ledger: self.ledger.clone(), trace: self.trace, costs: self.costs, problem: self.problem }
     }
 
     /// The best plan that an attack finds, from the plan of a planner and from the step as it is.
     pub(crate) fn attack(&self, goal: Goal, start: &[Checkpoint], effort: Effort, seed: u64) -> Option<Replayed> {
+        let annealer = self.knowing(start);
         let mut dice = Dice::new(seed);
-        let begin = Instant::now();
+        let begin = Clock::start();
         let mut best: Option<Replayed> = None;
         let runs = 4;
         for run in 0..runs {
-            let state = if run % 2 == 0 { self.read(start) } else { self.read(&[]) };
+            let state = if run % 2 == 0 { annealer.read(start) } else { annealer.read(&[]) };
             let part = match effort {
                 Effort::Replays(all) => Effort::Replays(all / runs),
                 Effort::Time(all) => {
                     Effort::Time((all * (u32::try_from(run).unwrap_or(0) + 1) / 4).saturating_sub(begin.elapsed()))
                 }
             };
-            self.anneal(goal, state, part, &mut dice, &mut best);
+            annealer.anneal(goal, state, part, &mut dice, &mut best);
         }
         best
     }
 
     fn anneal(&self, goal: Goal, mut state: State, effort: Effort, dice: &mut Dice, best: &mut Option<Replayed>) {
         let baseline = self.problem.baseline().peak.0 as f64;
-        let scale = self.candidates.iter().flatten().flat_map(|one| &one.items).map(|item| item.time.0).sum::<f64>();
+        let candidates = self.regions.iter().filter_map(|region| region.candidate.as_ref());
+        let scale = candidates.flat_map(|one| &one.items).map(|item| item.time.0).sum::<f64>();
         let energy = |replayed: &Replayed, weight: f64| match goal {
             Goal::Time(budget) => {
                 let over = replayed.peak.0.saturating_sub(budget.0) as f64 / baseline;
@@ -114,7 +173,7 @@ impl<'a> Annealer<'a> {
         };
         let mut now = self.problem.replay(&self.write(&state));
         note(goal, &now, best);
-        let begin = Instant::now();
+        let begin = Clock::start();
         let mut done = 0;
         loop {
             done += 1;
@@ -141,7 +200,7 @@ impl<'a> Annealer<'a> {
     /// One or two steps to a neighbour.
     fn change(&self, state: &mut State, dice: &mut Dice) {
         for _ in 0..1 + dice.roll(3) / 2 {
-            let usable = |region: &usize| self.candidates[*region].is_some();
+            let usable = |region: &usize| self.regions[*region].candidate.is_some();
             let chosen: Vec<usize> = (0..state.chosen.len()).filter(|&region| state.chosen[region]).collect();
             match dice.roll(10) {
                 // Saves something, or recomputes it.
@@ -155,8 +214,7 @@ impl<'a> Annealer<'a> {
                 }
                 // Lifts: the region around takes its place.
                 6 if !chosen.is_empty() => {
-                    let region = RegionId::new(chosen[dice.roll(chosen.len())]);
-                    let around = self.problem.regions().all()[region].parent.map(RegionId::index);
+                    let around = self.regions[chosen[dice.roll(chosen.len())]].around;
                     if let Some(around) = around.filter(usable) {
                         self.choose(state, around);
                     }
@@ -165,13 +223,14 @@ impl<'a> Annealer<'a> {
                 7 if !chosen.is_empty() => {
                     let region = chosen[dice.roll(chosen.len())];
                     state.chosen[region] = false;
-                    for &child in self.children[region].iter().filter(|child| usable(child)) {
+                    let children = (0..self.regions.len()).filter(|child| self.regions[*child].around == Some(region));
+                    for child in children.filter(usable) {
                         state.chosen[child] = true;
                     }
                 }
                 8 if !chosen.is_empty() => state.chosen[chosen[dice.roll(chosen.len())]] = false,
                 _ => {
-                    let region = dice.roll(self.candidates.len());
+                    let region = dice.roll(self.regions.len());
                     if usable(&region) && !state.chosen[region] {
                         self.choose(state, region);
                     }
@@ -182,26 +241,23 @@ impl<'a> Annealer<'a> {
 
     /// Checkpoints a region, and none around it or inside it.
     fn choose(&self, state: &mut State, region: usize) {
-        let all = self.problem.regions().all();
-        let ops = all[RegionId::new(region)].ops.clone();
-        for (other, chosen) in state.chosen.iter_mut().enumerate() {
-            let others = &all[RegionId::new(other)].ops;
-            *chosen &= others.end <= ops.start || ops.end <= others.start;
+        let ops = &self.regions[region].ops;
+        for (other, chosen) in self.regions.iter().zip(&mut state.chosen) {
+            *chosen &= other.ops.end <= ops.start || ops.end <= other.ops.start;
         }
         state.chosen[region] = true;
     }
 
     fn read(&self, checkpoints: &[Checkpoint]) -> State {
-        let items = |one: &Option<Candidate>| vec![false; one.as_ref().map_or(0, |one| one.items.len())];
+        let items = |one: &Known| vec![false; one.candidate.as_ref().map_or(0, |one| one.items.len())];
         let mut state =
-            State { chosen: vec![false; self.candidates.len()], saved: self.candidates.iter().map(items).collect() };
+            State { chosen: vec![false; self.regions.len()], saved: self.regions.iter().map(items).collect() };
         for Checkpoint { region, saved, .. } in checkpoints {
-            // It knows nothing of runs of calls.
-            let Some(Some(candidate)) = self.candidates.get(region.index()) else { continue };
-            let start = self.problem.regions().all()[*region].ops.start;
-            state.chosen[region.index()] = true;
-            for (item, flag) in candidate.items.iter().zip(&mut state.saved[region.index()]) {
-                *flag = item.ops.iter().all(|op| saved.binary_search(&OpId::new(start + op)).is_ok());
+            let Some(at) = self.regions.iter().position(|known| known.id == *region) else { continue };
+            let Known { ops, candidate: Some(candidate), .. } = &self.regions[at] else { continue };
+            state.chosen[at] = true;
+            for (item, flag) in candidate.items.iter().zip(&mut state.saved[at]) {
+                *flag = item.ops.iter().all(|op| saved.binary_search(&OpId::new(ops.start + op)).is_ok());
             }
         }
         state
@@ -209,17 +265,18 @@ impl<'a> Annealer<'a> {
 
     fn write(&self, state: &State) -> Vec<Checkpoint> {
         let mut checkpoints = Vec::new();
-        for (index, candidate) in self.candidates.iter().enumerate().filter(|(index, _)| state.chosen[*index]) {
-            let Some(Candidate { items, always_saved, .. }) = candidate else { continue };
-            let start = self.problem.regions().all()[RegionId::new(index)].ops.start;
-            let kept = items.iter().zip(&state.saved[index]).filter(|(_, saved)| **saved);
-            let ops = kept.flat_map(|(item, _)| &item.ops).chain(always_saved);
-            let mut saved: Vec<OpId> = ops.map(|op| OpId::new(start + op)).collect();
-            saved.sort_unstable();
-            checkpoints.push(Checkpoint::new(RegionId::new(index), saved));
+        for (index, known) in self.regions.iter().enumerate().filter(|(index, _)| state.chosen[*index]) {
+            let Some(candidate) = &known.candidate else { continue };
+            let items = (0..candidate.items.len()).filter(|&item| state.saved[index][item]);
+            checkpoints.push(candidate.checkpoint(known.id, known.ops.start, items));
         }
+        checkpoints.sort_by_key(|checkpoint| self.problem.regions().region(checkpoint.region).ops.start);
         checkpoints
     }
+}
+
+fn contains(outer: &Range<usize>, inner: &Range<usize>) -> bool {
+    outer.start <= inner.start && inner.end <= outer.end
 }
 
 fn note(goal: Goal, replayed: &Replayed, best: &mut Option<Replayed>) {

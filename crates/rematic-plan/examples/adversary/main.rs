@@ -1,8 +1,10 @@
 //! Tries to beat the exact planner with an annealer on the replay: `tests/adversary [--seconds S] [--budgets N]
-//! [--no-runs] CASE…`.
+//! [--no-runs] [--cpu] CASE…`.
 //!
 //! A case is a trace file, a built-in model with the number of its layers (`llama-3-8b:4`), or random models by their seeds
-//! (`random:0..100`, and `in-place:0..100` with operators that change memory in place).
+//! (`random:0..100`, and `in-place:0..100` with operators that change memory in place). With `--seconds 0` nothing is attacked: what is
+//! left is whether time ever rises with the budget, how near bounds are, and the greedy planner at the same peak. With `--cpu` bytes are not
+//! rounded.
 
 mod annealer;
 #[path = "../../tests/brute_force/model.rs"]
@@ -16,6 +18,7 @@ use annealer::{Annealer, Effort, Goal};
 use rematic_cost::{CostRule, Costs, Device};
 use rematic_fake::models::{Model, Options};
 use rematic_plan::{Limits, Problem};
+use rematic_replay::Allocator;
 use rematic_trace::{Bytes, StepTrace, Verdict};
 
 type AnyError = Box<dyn std::error::Error>;
@@ -34,6 +37,7 @@ fn main() -> Result<(), AnyError> {
             "--seconds" => seconds = value()?.parse()?,
             "--budgets" => budgets = value()?.parse()?,
             "--no-runs" => limits.runs = false,
+            "--cpu" => limits.allocator = Allocator::Cpu,
             _ => cases.push(argument),
         }
     }
@@ -47,17 +51,7 @@ fn main() -> Result<(), AnyError> {
             attack(&name, trace, &limits, (seconds, budgets), &mut tally, &mut out)?;
         }
     }
-    writeln!(
-        out,
-        "{} budgets: beaten {}, by more than 1 % {}, at worst {:.2} %; least peaks: {}, beaten by more than 0.1 % {}, at worst {:.2} %",
-        tally.budgets,
-        tally.beaten,
-        tally.by_a_percent,
-        100.0 * tally.worst,
-        tally.least,
-        tally.least_beaten,
-        100.0 * tally.least_worst
-    )?;
+    tally.report(&mut out)?;
     Ok(())
 }
 
@@ -70,6 +64,53 @@ struct Tally {
     least: usize,
     least_beaten: usize,
     least_worst: f64,
+    rises: usize,
+    worst_rise: f64,
+    greedy: usize,
+    /// How far bounds are below plans that take more than a hundredth of the step.
+    gaps: Vec<f64>,
+}
+
+impl Tally {
+    fn report(&mut self, out: &mut impl Write) -> Result<(), AnyError> {
+        writeln!(
+            out,
+            "{} budgets: beaten {}, by more than 1 % {}, at worst {:.2} %; least peaks: {}, beaten by more than 0.1 % {}, at worst {:.2} %",
+            self.budgets,
+            self.beaten,
+            self.by_a_percent,
+            100.0 * self.worst,
+            self.least,
+            self.least_beaten,
+            100.0 * self.least_worst
+        )?;
+        self.gaps.sort_by(f64::total_cmp);
+        writeln!(
+            out,
+            "time rises with the budget {} times, by {:.4} % at most; greedy is better at {} peaks; of {} bounds half are within {:.2} %, {} are further than 5 %, the furthest {:.2} %",
+            self.rises,
+            100.0 * self.worst_rise,
+            self.greedy,
+            self.gaps.len(),
+            100.0 * self.gaps.get(self.gaps.len() / 2).unwrap_or(&0.0),
+            self.gaps.iter().filter(|gap| **gap > 0.05).count(),
+            100.0 * self.gaps.last().unwrap_or(&0.0)
+        )?;
+        Ok(())
+    }
+
+    /// Notes a plan beside the best one for smaller budgets; says if it takes longer.
+    fn note(&mut self, (time, bound, step): (f64, f64, f64), smaller: f64) -> &'static str {
+        if time > 0.01 * step && time.is_finite() {
+            self.gaps.push(time / bound.max(f64::MIN_POSITIVE) - 1.0);
+        }
+        if time <= smaller * (1.0 + 1e-9) {
+            return "";
+        }
+        self.rises += 1;
+        self.worst_rise = self.worst_rise.max(time / smaller - 1.0);
+        " NOT MONOTONE"
+    }
 }
 
 fn traces(case: &str) -> Result<Vec<(String, StepTrace)>, AnyError> {
@@ -110,7 +151,9 @@ fn attack(
     if low == high {
         return Ok(());
     }
-    if let Some(found) = annealer.attack(Goal::Peak, &least.checkpoints, effort, 1) {
+    if seconds > 0.0
+        && let Some(found) = annealer.attack(Goal::Peak, &least.checkpoints, effort, 1)
+    {
         let share = 1.0 - found.peak.0 as f64 / low as f64;
         tally.least += 1;
         tally.least_beaten += usize::from(share > 1e-3);
@@ -128,8 +171,8 @@ fn attack(
             Verdict::Infeasible => f64::INFINITY,
             _ => outcome.solution.replayed.recompute.0,
         };
-        let found = annealer.attack(Goal::Time(budget), &outcome.solution.checkpoints, effort, index + 2);
-        let found = found.map_or(time, |found| found.recompute.0);
+        let attack = || annealer.attack(Goal::Time(budget), &outcome.solution.checkpoints, effort, index + 2);
+        let found = if seconds > 0.0 { attack() } else { None }.map_or(time, |found| found.recompute.0);
         let share = if found < time { 1.0 - found / time } else { 0.0 };
         tally.budgets += 1;
         tally.beaten += usize::from(share > 1e-9);
@@ -143,7 +186,7 @@ fn attack(
             100.0 * time / step,
             100.0 * (1.0 - bound / time),
             100.0 * share,
-            if time > last * (1.0 + 1e-9) { " NOT MONOTONE" } else { "" }
+            tally.note((time, bound, step), last)
         )?;
         last = time.min(last);
         let greedy = problem.quick_greedy(budget);
@@ -151,6 +194,7 @@ fn attack(
         if greedy.verdict == Verdict::Planned {
             let (exact, greedy) = (problem.exact(peak).solution, greedy.solution);
             if exact.replayed.recompute.0 > greedy.replayed.recompute.0 * (1.0 + 1e-9) {
+                tally.greedy += 1;
                 writeln!(out, "{name}: {} B: GREEDY IS BETTER: {} ms", peak.0, greedy.replayed.recompute.0)?;
             }
         }

@@ -115,6 +115,14 @@ pub enum DocumentError {
         /// What is wrong.
         why: &'static str,
     },
+    /// A chunked loss that cannot be meant.
+    #[error("{} is not valid: it computes the loss in chunks (`loss`), but {why}; plan again", path.display())]
+    Loss {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: &'static str,
+    },
     /// An output that cannot be moved to the host in this step.
     #[error(
         "the plan, of {planned}, moves the output of operator {index} (`{op}`) of `{module}` to the host, which cannot be done in \
@@ -172,6 +180,33 @@ pub enum DocumentError {
         path: PathBuf,
         /// What it says.
         found: u32,
+    },
+    /// Operators that are skipped in a version that has none.
+    #[error(
+        "{} is not valid: it skips operators of `{module}`, which version {found} of the format has not; plan again", path.display()
+    )]
+    SkipVersion {
+        /// The file.
+        path: PathBuf,
+        /// The module.
+        module: String,
+        /// What it says.
+        found: u32,
+    },
+    /// An operator is skipped whose result is read.
+    #[error(
+        "the plan, of {planned}, does not run operator {index} (`{op}`) of `{module}` again, but in this step what it makes is read \
+         again; plan again for this one"
+    )]
+    CannotSkip {
+        /// The model that the plan says it is for.
+        planned: String,
+        /// The module.
+        module: String,
+        /// Position in its forward.
+        index: usize,
+        /// Its name.
+        op: String,
     },
     /// Runs beside variants.
     #[error(

@@ -10,7 +10,7 @@ use rematic_replay::{Checkpoint, Regions};
 use rematic_trace::{Bytes, Millis, Phase, StepTrace, short};
 use serde::{Deserialize, Serialize};
 
-use super::{DocumentError, PlanDocument, PlannedRegion, SINGLE_VERSION, VARIANTS_VERSION};
+use super::{DocumentError, PlanDocument, PlannedRegion, SINGLE_VERSION, SKIP_VERSION, VARIANTS_VERSION};
 
 /// The fact that says what the model was given.
 const INPUTS: &str = "inputs";
@@ -48,11 +48,19 @@ impl PlanDocument {
     pub fn of_variants(variants: Vec<(String, &StepTrace, PlanDocument)>) -> Option<PlanDocument> {
         let steps: Vec<&StepTrace> = variants.iter().map(|(_, step, _)| *step).collect();
         let mut openings = openings(&steps).into_iter();
+        let has_skips =
+            |(_, _, plan): &(String, &StepTrace, PlanDocument)| plan.regions.iter().any(PlannedRegion::skips);
+        let skips = variants.iter().any(has_skips);
         let mut variants = variants.into_iter();
         let (name, _, mut first) = variants.next()?;
         let opening = openings.next().unwrap_or_default();
         if variants.len() > 0 {
-            (first.version, first.name, first.opening) = (VARIANTS_VERSION, name, opening);
+            let version = match &first.loss {
+                _ if skips => SKIP_VERSION,
+                Some(_) => first.version,
+                None => VARIANTS_VERSION,
+            };
+            (first.version, first.name, first.opening) = (version, name, opening);
         }
         first.variants = variants
             .zip(openings)
@@ -122,6 +130,7 @@ impl PlanDocument {
             opening: self.opening.clone(),
             facts: self.facts.clone(),
             device: self.device.clone(),
+            loss: self.loss.clone(),
             regions: regions.to_vec(),
             variants: Vec::new(),
             ..*self

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::flow::Flow;
 use super::loss::Loss;
+use crate::Solution;
 use crate::problem::Problem;
 
 /// Which part of a step a moment belongs to: what decides about its peak.
@@ -43,6 +44,13 @@ impl Place {
     pub fn of_baseline(problem: &Problem) -> Self {
         let trace = problem.trace();
         Place::new(trace, Loss::find(trace, &Flow::new(trace)).as_ref(), problem.baseline().at)
+    }
+
+    /// Where it peaks under a plan.
+    #[must_use]
+    pub fn of(problem: &Problem, solution: &Solution) -> Self {
+        let trace = problem.trace();
+        Place::new(trace, Loss::find(trace, &Flow::new(trace)).as_ref(), solution.replayed.at)
     }
 
     pub(super) fn new(trace: &StepTrace, loss: Option<&Loss>, at: Option<Ran>) -> Self {

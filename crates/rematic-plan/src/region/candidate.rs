@@ -1,10 +1,10 @@
 use std::collections::{HashMap, HashSet};
 
 use rematic_cost::Costs;
-use rematic_replay::{Ledger, Region, Regions, births};
+use rematic_replay::{Checkpoint, Ledger, Region, RegionId, Regions, births};
 use rematic_trace::{Bytes, Event, Millis, OpId, StepTrace, StorageId, Table};
 
-use super::{Bundle, Fate, Lifetimes, Writes, bundles};
+use super::{Bundle, Fate, Lifetimes, Skipping, Writes, bundles};
 
 /// Operators of a region that are saved or recomputed together.
 ///
@@ -13,9 +13,11 @@ use super::{Bundle, Fate, Lifetimes, Writes, bundles};
 pub struct Item {
     /// The operators, as distances from the first one of the region.
     pub ops: Vec<usize>,
+    /// Further ones that run again only if these do: nothing else reads what they make. They are never kept.
+    pub skipped: Vec<usize>,
     /// What keeping their outputs costs between the region's forward and backward.
     pub bytes: Bytes,
-    /// What running them again costs.
+    /// What running them again costs, and those that do so only with them.
     pub time: Millis,
 }
 
@@ -37,6 +39,8 @@ pub struct Candidate {
     /// Saved under every policy: operators that change memory from outside the region, and cannot run twice, and those that
     /// read such memory as it is not any more when the region runs again.
     pub always_saved: Vec<usize>,
+    /// Operators that never run again, views among them: nothing reads what they make, whatever is saved.
+    pub unread: Vec<usize>,
     /// The most bytes made inside it that are alive at once while it runs again, whatever was saved.
     pub rebuilt: Bytes,
     /// Position of the event after which nothing that an item makes is referred to from outside: only from here on what
@@ -53,6 +57,21 @@ impl Candidate {
         self
     }
 
+    /// The region, which begins with operator `start`, checkpointed with some of its items saved.
+    #[must_use]
+    pub fn checkpoint(&self, region: RegionId, start: usize, items: impl Iterator<Item = usize>) -> Checkpoint {
+        let (mut saved, mut skipped) = (self.always_saved.clone(), self.unread.clone());
+        for item in items.map(|item| &self.items[item]) {
+            saved.extend(&item.ops);
+            skipped.extend(&item.skipped);
+        }
+        let in_order = |mut ops: Vec<usize>| {
+            ops.sort_unstable();
+            ops.into_iter().map(|op| OpId::new(start + op)).collect()
+        };
+        Checkpoint { region, saved: in_order(saved), offloaded: Vec::new(), skipped: in_order(skipped) }
+    }
+
     /// Equal for regions that have the same choices: equal layers.
     #[must_use]
     pub fn signature(&self) -> Vec<u64> {
@@ -65,9 +84,11 @@ impl Candidate {
             self.always_saved.len() as u64,
         ];
         signature.extend(self.always_saved.iter().map(|op| *op as u64));
+        signature.push(self.unread.len() as u64);
+        signature.extend(self.unread.iter().map(|op| *op as u64));
         for item in &self.items {
-            signature.extend([item.ops.len() as u64, item.bytes.0, item.time.0.to_bits()]);
-            signature.extend(item.ops.iter().map(|op| *op as u64));
+            signature.extend([item.ops.len() as u64, item.skipped.len() as u64, item.bytes.0, item.time.0.to_bits()]);
+            signature.extend(item.ops.iter().chain(&item.skipped).map(|op| *op as u64));
         }
         signature
     }
@@ -97,9 +118,17 @@ pub struct Candidates<'a> {
     shared: Table<StorageId, bool>,
     /// Holds per storage, while a region is run through; zero in between.
     holds: Table<StorageId, u32>,
+    /// Whether operators need not run again of which nothing reads the results.
+    skips: bool,
 }
 
 impl<'a> Candidates<'a> {
+    /// The same with [`Limits::skips`](crate::Limits::skips).
+    #[must_use]
+    pub fn skipping(self, skips: bool) -> Self {
+        Candidates { skips, ..self }
+    }
+
     /// `ledger` tells the size of storages, `costs` how long operators take.
     #[must_use]
     pub fn new(trace: &'a StepTrace, regions: &'a Regions, ledger: &'a Ledger, costs: &'a Costs) -> Self {
@@ -115,7 +144,7 @@ impl<'a> Candidates<'a> {
         let is_exit = |event: &Event| matches!(event, Event::Exit(_));
         let exits = trace.events().iter().enumerate().filter(|(_, event)| is_exit(event)).map(|(at, _)| at).collect();
         let (lifetimes, writes, holds) = (Lifetimes::new(trace), Writes::new(trace), storages.filled(0));
-        Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds }
+        Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds, skips: false }
     }
 
     /// The regions of the step.
@@ -168,7 +197,17 @@ impl<'a> Candidates<'a> {
         let mut always_saved = Vec::new();
         let mut always_kept = Bytes(0);
         let mut settled = region.events.end;
-        for Bundle { ops, fate } in bundles {
+        let Skipping { always: unread, with, goes } = if self.skips {
+            Skipping::new(self.trace, region, self.ledger, &bundles)
+        } else {
+            Skipping::nothing(region, &bundles)
+        };
+        for ((Bundle { mut ops, fate }, skipped), goes) in bundles.into_iter().zip(with).zip(goes) {
+            // What never runs again, or only if another does, is never kept.
+            ops.retain(|&op| !unread[op]);
+            if goes || ops.is_empty() {
+                continue;
+            }
             let mut bytes = Bytes(0);
             let mut time = Millis(0.0);
             let mut makes_something = false;
@@ -187,13 +226,14 @@ impl<'a> Candidates<'a> {
                     time += self.costs.time(id);
                 }
             }
+            time += skipped.iter().map(|op| self.costs.time(OpId::new(region.ops.start + op))).sum();
             if fate == Fate::Store {
                 always_saved.extend(ops);
                 always_kept += bytes;
             } else if !makes_something || fate == Fate::Recompute {
                 fixed_time += time;
             } else if time.0 > 0.0 {
-                items.push(Item { ops, bytes, time });
+                items.push(Item { ops, skipped, bytes, time });
             }
             // What is free to recompute is never worth keeping.
         }
@@ -217,9 +257,24 @@ impl<'a> Candidates<'a> {
         for &op in items.iter().flat_map(|item| &item.ops).chain(&always_saved) {
             savable[op] = true;
         }
-        let rebuilt = inside.rebuilt(self.ledger, &savable, &mut holds);
+        let mut may_be_missing = unread.clone();
+        for &op in items.iter().flat_map(|item| &item.skipped) {
+            may_be_missing[op] = true;
+        }
+        let rebuilt = inside.rebuilt(self.ledger, &savable, &may_be_missing, &mut holds);
         self.holds = holds;
-        Some(Candidate { held_by_autograd, kept_inputs, droppable, fixed_time, items, always_saved, rebuilt, settled })
+        let unread = (0..unread.len()).filter(|&op| unread[op]).collect();
+        Some(Candidate {
+            held_by_autograd,
+            kept_inputs,
+            droppable,
+            fixed_time,
+            items,
+            always_saved,
+            unread,
+            rebuilt,
+            settled,
+        })
     }
 }
 
@@ -315,10 +370,19 @@ impl Inside<'_> {
 
     /// The most bytes made inside that are alive at once while the region runs again, at least, whatever was saved.
     ///
-    /// What is still in use outside when backward begins is not made anew if it was saved, and an operator that was saved
-    /// does not run: neither counts.
-    fn rebuilt(&self, ledger: &Ledger, savable: &[bool], holds: &mut Table<StorageId, u32>) -> Bytes {
-        let made_anew = |storage: StorageId| self.born_inside(storage) && self.released(storage) < self.region.trigger;
+    /// What is still in use outside when backward begins is not made anew if it was saved, an operator that was saved does not run,
+    /// and what nothing may read is not made: none of these counts.
+    fn rebuilt(
+        &self,
+        ledger: &Ledger,
+        savable: &[bool],
+        may_be_missing: &[bool],
+        holds: &mut Table<StorageId, u32>,
+    ) -> Bytes {
+        let is_made = |op: OpId| self.region.contains(op) && !may_be_missing[op.index() - self.region.ops.start];
+        let made_anew = |storage: StorageId| {
+            self.trace.storages()[storage].birth.is_some_and(is_made) && self.released(storage) < self.region.trigger
+        };
         let mut now = 0;
         let mut most = 0;
         for &event in &self.trace.events()[self.region.events.clone()] {
@@ -328,7 +392,8 @@ impl Inside<'_> {
                         holds[storage] = 1;
                         now += ledger.footprint(storage).0;
                     }
-                    if !savable[op.index() - self.region.ops.start] {
+                    let at = op.index() - self.region.ops.start;
+                    if !savable[at] && !may_be_missing[at] {
                         most = most.max(now);
                     }
                     // What was thrown away before is not waited for.

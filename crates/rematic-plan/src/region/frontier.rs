@@ -321,9 +321,15 @@ mod tests {
             items: items
                 .iter()
                 .enumerate()
-                .map(|(index, &(bytes, time))| Item { ops: vec![index], bytes: Bytes(bytes), time: Millis(time) })
+                .map(|(index, &(bytes, time))| Item {
+                    ops: vec![index],
+                    skipped: vec![],
+                    bytes: Bytes(bytes),
+                    time: Millis(time),
+                })
                 .collect(),
             always_saved: vec![],
+            unread: vec![],
             rebuilt: Bytes(0),
             settled: 0,
         }

@@ -25,6 +25,9 @@ const LAST_WEIGHT: f64 = 30.0;
 /// What being above the budget at all costs in the end, as a share of the time: a few bytes too much are too much.
 const FINE: f64 = 0.01;
 
+/// Up to so many items in all regions, plans are searched from the step as it is too.
+const SMALL: usize = 300;
+
 /// Dice that fall the same way every time (splitmix64).
 struct Dice(u64);
 
@@ -99,12 +102,26 @@ impl<'a> Search<'a> {
             self.read(&best);
             self.anneal(changes);
         }
+        if self.is_small() {
+            self.read(&[]);
+            self.anneal(changes / 2);
+            if let Some(best) = self.best_plan() {
+                self.read(&best);
+                self.anneal(changes / 2);
+            }
+        }
         if let Some(best) = self.best_plan() {
             self.read(&best);
             self.fill();
             self.refill();
         }
         self.best.take().map(|(_, plan)| plan)
+    }
+
+    /// Whether so much work is enough to begin with nothing too.
+    fn is_small(&self) -> bool {
+        let items = self.problem.nodes.iter().map(|node| node.candidate.items.len());
+        items.sum::<usize>() <= SMALL
     }
 
     fn best_plan(&self) -> Option<Vec<Checkpoint>> {

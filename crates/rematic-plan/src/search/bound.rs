@@ -256,14 +256,14 @@ fn region(problem: &Problem, axis: &Axis, lives: &Lives, index: usize) -> Region
             region.fixed.push(Piece { from: life.plain, until: own.over, bytes: life.bytes, held: Some(input) });
         }
     }
-    // What is done with each operator: an item of it, always saved, or always recomputed.
+    // What is done with each operator: an item of it, never run again, or always.
     let mut item_of = vec![None; node.end - node.start];
     for (at, item) in node.candidate.items.iter().enumerate() {
-        item.ops.iter().for_each(|&op| item_of[op] = Some(at));
+        item.ops.iter().chain(&item.skipped).for_each(|&op| item_of[op] = Some(at));
         region.items.push(Item { time: 0.0, saved: Vec::new(), again: Vec::new() });
     }
     let mut always = vec![false; node.end - node.start];
-    node.candidate.always_saved.iter().for_each(|&op| always[op] = true);
+    node.candidate.always_saved.iter().chain(&node.candidate.unread).for_each(|&op| always[op] = true);
     for op in 0..block.length {
         let time = problem.costs.time(OpId::new(block.first_op + op)).0;
         match item_of[op] {
@@ -281,6 +281,7 @@ fn region(problem: &Problem, axis: &Axis, lives: &Lives, index: usize) -> Region
         let end = |op: &OpId| if permanent { 0 } else { lives.unsaved[op.index()] };
         let released = outside.map(end).fold(life.dropped, usize::max);
         let kept = released.max(if birth.reached { birth.until } else { own.over });
+        let kept = if birth.is_skipped { released } else { kept };
         let saved = Piece { held: (kept > life.plain).then_some(birth.storage), ..part(life.plain, kept, life.bytes) };
         let mut again = vec![part(life.plain, released, life.bytes)];
         if birth.reached {

@@ -15,7 +15,7 @@ pub(crate) struct Draft<'a> {
     chosen: Vec<bool>,
     /// By operator: the chosen node that it belongs to.
     node_of: Vec<u32>,
-    /// By operator: whether its outputs are saved if its region is checkpointed.
+    /// By operator: whether it does not run again if its region is checkpointed: its outputs are saved, or nothing reads them.
     saved: Vec<bool>,
     /// By storage: until when it lives.
     until: Vec<usize>,
@@ -119,11 +119,12 @@ impl<'a> Draft<'a> {
         let items: Vec<bool> = (0..node.candidate.items.len()).map(|item| self.is_saved(index, item)).collect();
         self.saved[node.start..node.end].fill(false);
         for (item, _) in items.iter().enumerate().filter(|(_, saved)| **saved) {
-            for op in &node.candidate.items[item].ops {
+            let item = &node.candidate.items[item];
+            for op in item.ops.iter().chain(&item.skipped) {
                 self.saved[node.start + op] = true;
             }
         }
-        for op in &node.candidate.always_saved {
+        for op in node.candidate.always_saved.iter().chain(&node.candidate.unread) {
             self.saved[node.start + op] = true;
         }
     }
@@ -134,7 +135,8 @@ impl<'a> Draft<'a> {
         let saved = !self.is_saved(index, item);
         let block = &self.axis.blocks[index];
         let sign = if saved { -1 } else { 1 };
-        for &op in &node.candidate.items[item].ops {
+        let item = &node.candidate.items[item];
+        for &op in item.ops.iter().chain(&item.skipped) {
             let op = node.start + op;
             if self.saved[op] == saved {
                 continue;
@@ -197,7 +199,7 @@ impl<'a> Draft<'a> {
             let op = life.birth.map_or(0, OpId::index);
             let first = lives.births.partition_point(|birth| birth.op < op);
             let mut made = lives.births[first..].iter().take_while(|birth| birth.op == op);
-            if let Some(birth) = made.find(|birth| birth.storage == storage) {
+            if let Some(birth) = made.find(|birth| birth.storage == storage && !birth.is_skipped) {
                 until = until.max(if birth.reached { birth.until } else { lives.over });
             }
         }

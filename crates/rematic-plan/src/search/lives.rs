@@ -51,6 +51,8 @@ pub(super) struct Birth {
     pub(super) storage: StorageId,
     /// Whether recomputation gets to its operator.
     pub(super) reached: bool,
+    /// Whether it is never kept: where its operator does not run again, nothing reads it.
+    pub(super) is_skipped: bool,
     /// The life of what recomputation makes anew, or until when it holds what was saved.
     pub(super) from: usize,
     pub(super) until: usize,
@@ -114,6 +116,11 @@ impl Lives {
             .map(|op| self.unsaved[op.index()])
             .max()
             .unwrap_or(0);
+        let candidate = &nodes[index].candidate;
+        let mut skipped = vec![false; region.ops.len()];
+        for &op in candidate.items.iter().flat_map(|item| &item.skipped).chain(&candidate.unread) {
+            skipped[op] = true;
+        }
         let mut made = Vec::new();
         for op in ops() {
             for storage in births(trace, op).filter(|storage| self.storages[storage.index()].bytes > 0) {
@@ -130,7 +137,8 @@ impl Lives {
                         0
                     });
                 }
-                made.push(Birth { op: op.index(), storage, reached, from, until });
+                let is_skipped = skipped[op.index() - region.ops.start];
+                made.push(Birth { op: op.index(), storage, reached, is_skipped, from, until });
             }
         }
         NodeLives { over, inputs: region.inputs.clone(), births: made }

@@ -89,7 +89,12 @@ impl Search<'_> {
             let (node, item) = items[at];
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes, at least 1")]
             let bytes = Bytes(costs[at] as u64);
-            Item { ops: vec![at], bytes, time: self.problem.nodes[node].candidate.items[item].time }
+            Item {
+                ops: vec![at],
+                skipped: Vec::new(),
+                bytes,
+                time: self.problem.nodes[node].candidate.items[item].time,
+            }
         };
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes, not negative")]
         let room = Bytes(room as u64);
@@ -108,6 +113,7 @@ fn knapsack(items: Vec<Item>) -> Candidate {
         fixed_time: Millis(0.0),
         items,
         always_saved: Vec::new(),
+        unread: Vec::new(),
         rebuilt: Bytes(0),
         settled: 0,
     }

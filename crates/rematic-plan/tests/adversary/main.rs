@@ -55,7 +55,8 @@ fn attack(name: &str, trace: &StepTrace, seed: u64) -> usize {
     if problem.regions().all().is_empty() {
         return 0;
     }
-    let annealer = Annealer::new(&problem, trace, &costs(trace), &Limits::default());
+    let costs = costs(trace);
+    let annealer = Annealer::new(&problem, trace, &costs, &Limits::default());
     let effort = Effort::Replays(1500);
     let mut attacks = 0;
     for budget in budgets(&problem, 2) {
@@ -118,6 +119,21 @@ fn greedy_is_never_better_at_the_same_peak() {
     }
 }
 
+/// Plans for budgets, the smallest first: none takes longer than one before.
+fn never_rises(trace: &StepTrace, problem: &Problem, budgets: impl IntoIterator<Item = Bytes>) {
+    let mut last = f64::INFINITY;
+    for budget in budgets {
+        let time = problem.exact(budget).solution.replayed.recompute.0;
+        assert!(
+            time <= last * (1.0 + 1e-9),
+            "{} at {} B: {time} ms, less takes {last} ms",
+            trace.origin.model,
+            budget.0
+        );
+        last = time;
+    }
+}
+
 #[test]
 fn time_never_rises_with_the_budget() {
     let mut traces = vec![builtin("gpt2", 3), builtin("llama-3-8b", 3), file("nest8.rmt.zst")];
@@ -125,16 +141,26 @@ fn time_never_rises_with_the_budget() {
     traces.extend((0..6).filter_map(|_| model::step_with(1000 + dice.roll(1000) as u64, 20)));
     for trace in traces {
         let problem = problem(&trace);
-        let mut last = f64::INFINITY;
-        for budget in budgets(&problem, 9) {
-            let time = problem.exact(budget).solution.replayed.recompute.0;
-            assert!(
-                time <= last * (1.0 + 1e-9),
-                "{} at {} B: {time} ms, less takes {last} ms",
-                trace.origin.model,
-                budget.0
-            );
-            last = time;
+        never_rises(&trace, &problem, budgets(&problem, 9));
+    }
+    // Runs take less here long before single layers do not reach the budget.
+    let trace = builtin("bert-base", 4);
+    let problem = problem(&trace);
+    never_rises(&trace, &problem, budgets(&problem, 50));
+}
+
+/// `cargo test --release -p rematic-plan --test adversary -- --ignored`
+#[test]
+#[ignore = "minutes"]
+fn time_never_rises_on_fine_ladders() {
+    for (name, layers) in [("bert-base", 12), ("t5-base", 6), ("qwen3-8b", 4), ("llama-3-8b", 8), ("gpt2", 12)] {
+        let trace = builtin(name, layers);
+        let problem = problem(&trace);
+        let coarse = budgets(&problem, 50);
+        never_rises(&trace, &problem, coarse.iter().copied());
+        // Beside each other.
+        for budget in coarse.into_iter().step_by(5) {
+            never_rises(&trace, &problem, (0..6).map(|at| Bytes(budget.0 + (at << 20))));
         }
     }
 }

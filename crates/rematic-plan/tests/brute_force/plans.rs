@@ -3,7 +3,7 @@
 use rematic_cost::Costs;
 use rematic_plan::{Candidate, Candidates, Limits, Pricing, Problem};
 use rematic_replay::{Checkpoint, Ledger, RegionId, Regions};
-use rematic_trace::{OpId, StepTrace};
+use rematic_trace::StepTrace;
 
 /// Peak and time of recomputation of every plan.
 pub(crate) struct Plans(Vec<(u64, f64, Vec<Checkpoint>)>);
@@ -65,13 +65,10 @@ impl Plans {
         };
         self.extend(problem, (regions, ids), candidates, at + 1, chosen);
         let next = next(regions, at);
-        let Some(Candidate { items, always_saved, .. }) = &candidates[at] else { return };
-        for policy in 0..1_usize << items.len() {
-            let picked = items.iter().enumerate().filter(|(item, _)| policy >> item & 1 == 1);
-            let ops = picked.flat_map(|(_, item)| &item.ops).chain(always_saved);
-            let mut saved: Vec<OpId> = ops.map(|op| OpId::new(region.ops.start + op)).collect();
-            saved.sort_unstable();
-            chosen.push(Checkpoint::new(ids[at], saved));
+        let Some(candidate) = &candidates[at] else { return };
+        for policy in 0..1_usize << candidate.items.len() {
+            let picked = (0..candidate.items.len()).filter(|item| policy >> item & 1 == 1);
+            chosen.push(candidate.checkpoint(ids[at], region.ops.start, picked));
             self.extend(problem, (regions, ids), candidates, next, chosen);
             chosen.pop();
         }

@@ -159,7 +159,7 @@ pub(super) fn efficient_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     }
     let (Some(query), Some(key)) = (call.input(1), call.input(2).and_then(extents)) else { return };
     let Some([batch, heads, queries, width]) = extents(query) else { return };
-    let workspace = efficient_workspace(query.dtype, [batch, heads, queries, width], key[2]);
+    let workspace = efficient_workspace(call, query.dtype, [batch, heads, queries, width], key[2]);
     let sums = product([batch, heads, queries, 4]);
     uses.push(Use::Outputs);
     let shared = if key[1] == heads { 0 } else { 2 };
@@ -187,20 +187,45 @@ pub(super) fn efficient_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     uses.extend((0..shared).map(|back| Use::Give(taken + back)));
 }
 
+/// How the kernel that a card picks cuts queries and columns (`dispatch_cutlassB` in `cutlassB.h`): the first whose shared memory a
+/// thread block can have.
+struct Tile {
+    rows: u64,
+    columns: u64,
+    /// Whether the gradients of keys and values stay in registers until they are whole.
+    in_registers: bool,
+}
+
+impl Tile {
+    fn of(call: &Call<'_>, is_half: bool, width: u64) -> Self {
+        let tile = |rows, columns, in_registers| Tile { rows, columns, in_registers };
+        let capability = call.architecture.capability;
+        let is_small = !matches!(capability, 80..86 | 90..120);
+        // Where weights are dropped, the generator's state lies on the host.
+        let drops = call.drops || call.inputs.iter().all(|input| input.dtype != Dtype::I64);
+        match (is_half, width) {
+            (_, ..=64) => tile(64, 64, true),
+            (false, _) => tile(if is_small { 64 } else { 128 }, 64, true),
+            (true, ..=WIDEST_IN_REGISTERS) => match capability {
+                ..80 => tile(128, 64, true),
+                86..90 if width <= 96 && !drops => tile(128, 64, true),
+                _ if is_small => tile(64, 64, false),
+                _ => tile(128, 128, true),
+            },
+            (true, _) => tile(128, 64, false),
+        }
+    }
+}
+
 /// `workspace_size` of `kernel_backward.h`: queries and columns are cut into blocks, each with a lock and a counter.
-fn efficient_workspace(dtype: Dtype, [batch, heads, queries, width]: [u64; 4], keys: u64) -> u64 {
+fn efficient_workspace(call: &Call<'_>, dtype: Dtype, [batch, heads, queries, width]: [u64; 4], keys: u64) -> u64 {
     const HEAD: u64 = 16;
     /// Enough thread blocks; with fewer heads than that, keys are split among several.
     const PARALLEL: u64 = 200;
-    let is_half = dtype != Dtype::F32;
-    let (rows, columns) = match width {
-        0..=64 => (64, 64),
-        65..=WIDEST_IN_REGISTERS if is_half => (128, 128),
-        _ => (128, 64),
-    };
+    let Tile { rows, columns, in_registers } = Tile::of(call, dtype != Dtype::F32, width);
     let blocks = product([queries.div_ceil(rows), width.div_ceil(columns)]);
     let mut each = product([blocks, HEAD + rows * columns * 4]);
-    if is_half && width > WIDEST_IN_REGISTERS {
+    if !in_registers {
         // The gradients of keys and values of each part, in 32 bits.
         let splits = (PARALLEL / product([batch, heads]).max(1)).clamp(1, keys.div_ceil(columns).max(1));
         each = each.saturating_add(product([splits, 2, columns, round_up(width, rows), 4]));

@@ -14,6 +14,15 @@ pub(super) fn softmax_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     uses.extend([Outputs, Take(bytes(gradient)), Give(0)]);
 }
 
+/// What softmax makes of rows in which nothing is allowed: whether each number is minus infinity, whether all of a row are, and
+/// the zero that is put there (`_safe_softmax` in `SoftMax.cpp`).
+pub(super) fn safe_softmax(call: &Call<'_>, uses: &mut Vec<Use>) {
+    let Some(input) = call.input(0) else { return };
+    let count = input.elements();
+    let rows = count / input.shape.last().copied().unwrap_or(1).max(1);
+    uses.extend([Outputs, Take(count), Take(rows), Take(input.dtype.size()), Give(0), Give(1), Give(2)]);
+}
+
 /// Squares, if they are added up (`mse_loss_out` in `Loss.cpp`).
 pub(super) fn square_loss(call: &Call<'_>, uses: &mut Vec<Use>) {
     let (Some(input), Some(output)) = (call.input(0), call.outputs.first()) else { return };

@@ -91,9 +91,8 @@ impl Toy {
         layers
             .enumerate()
             .map(|(layer, (id, _))| Checkpoint {
-                region: id,
-                saved: vec![self.f[layer]],
                 offloaded: if offloaded.contains(&layer) { vec![self.f[layer]] } else { Vec::new() },
+                ..Checkpoint::new(id, vec![self.f[layer]])
             })
             .collect()
     }

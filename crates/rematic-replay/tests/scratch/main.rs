@@ -71,29 +71,11 @@ fn with_cudnn(measured: &Measured, cudnn: bool) -> Vec<Step> {
     if steps.is_empty() { measured.outputs_only() } else { steps }
 }
 
-/// There is no rule for these: what they take is small, and follows heuristics of several kernels.
-const WITHOUT_RULE: [&str; 5] = [
-    "native_batch_norm_backward.default",
-    "native_group_norm.default",
-    "native_group_norm_backward.default",
-    "sort.default",
-    "topk.default",
-];
-
-#[test]
-fn operators_without_a_rule_take_less_than_they_read() {
-    for measured in reader::read().iter().filter(|each| WITHOUT_RULE.contains(&&*each.operator)) {
-        let taken: u64 = measured.steps.iter().map(|step| if let Step::Take(bytes) = step { *bytes } else { 0 }).sum();
-        let read: u64 = measured.inputs.iter().map(|layout| layout.elements() * layout.dtype.size()).sum();
-        assert!(taken < read.max(1 << 16), "{}", measured.line);
-    }
-}
-
 #[test]
 fn operators_take_what_they_took_of_torchs_allocator() {
     let all = reader::read();
     let mut wrong: BTreeMap<&str, (usize, usize, String)> = BTreeMap::new();
-    for measured in all.iter().filter(|each| !WITHOUT_RULE.contains(&&*each.operator)) {
+    for measured in &all {
         let said = predicted(measured);
         let (count, differing, example) = wrong.entry(&measured.operator).or_default();
         *count += 1;
@@ -123,9 +105,10 @@ fn cudnns_attention_takes_one_workspace_on_the_cards_that_prefer_it() {
         let workspace = batch * heads * queries * (width + 1) * 4;
         let takes_such = (width <= 128 || width == 256) && measured.inputs[2].shape[2] != 1;
         let own = vec![Step::Outputs, Step::Take(workspace), Step::Give(0)];
-        let expected = if measured.capability >= 90 && takes_such { own } else { predicted(measured) };
+        let prefers = (90..110).contains(&measured.capability) && takes_such;
+        let expected = if prefers { own } else { predicted(measured) };
         assert_eq!(with_cudnn(measured, true), expected, "{}", measured.line);
-        seen += usize::from(measured.capability >= 90 && takes_such);
+        seen += usize::from(prefers);
     }
     assert!(seen > 0);
 }

@@ -76,13 +76,12 @@ fn call(line: &str) -> Measured {
 fn steps(inside: &str, sizes: &[u64]) -> Vec<Step> {
     let largest = sizes.iter().enumerate().max_by_key(|(at, size)| (**size, std::cmp::Reverse(*at)));
     let largest = largest.map_or(0, |(at, _)| at);
-    let (mut made, mut steps) = (0, Vec::new());
+    let mut steps = Vec::new();
     for word in inside.split_whitespace() {
-        if word == "o" {
-            if made == largest {
+        if let Some(number) = word.strip_prefix('o') {
+            if number.parse() == Ok(largest) {
                 steps.push(Step::Outputs);
             }
-            made += 1;
         } else if let Some(number) = word.strip_prefix('-') {
             steps.push(Step::Give(number.parse().expect("the number of a take")));
         } else {

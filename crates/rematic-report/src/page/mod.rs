@@ -129,6 +129,7 @@ impl PlanView {
                 Decision::Save => 's',
                 Decision::Offload => 'o',
                 Decision::Recompute => 'r',
+                Decision::Skip => 'k',
             };
             RegionView {
                 module: region.module.index(),

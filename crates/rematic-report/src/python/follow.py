@@ -80,7 +80,7 @@ class _Planned:
             contexts = functools.partial(_compiled_contexts, self.path, policy)
             return checkpoint(self.__wrapped__, *args, use_reentrant=False, context_fn=contexts, **kwargs)
         snapshot = Snapshot(*self.surroundings(), args, kwargs)
-        kept = _Kept([snapshot], list(self.module.parameters()))
+        kept = _Kept([snapshot], Weights(self.module.parameters()))
         return checkpoint(
             Call(self.__wrapped__, snapshot, args, kwargs),
             *anchors(args, kwargs),
@@ -108,7 +108,7 @@ class _Planned:
         if sharded:
             raise PlanMismatch(f"{name} are checkpointed as one, but {sharded[0]!r} is sharded by itself; plan without runs")
         parameters = dict.fromkeys(one for planned, _ in calls for one in planned.module.parameters())
-        kept = _Kept([], list(parameters))
+        kept = _Kept([], Weights(parameters))
         self.state.run = Run(name, calls, *_contexts(self.path, policy, kept), (args, kwargs))
 
     def follow(self, call, args, kwargs):
@@ -136,7 +136,7 @@ class _Position:
         self.left = [(at, *rest) for at, rest in enumerate(policy) if rest[0] not in _LEFT_OUT][::-1]
 
     def next(self, func, when):
-        """The position of the operator that runs now, and whether its output is saved."""
+        """The position of the operator that runs now, and whether its output is saved; None if it is not even made again."""
         at, planned, saved = self.left.pop() if self.left else (self.total, "none", False)
         found = "none" if func is None else str(func).removeprefix("aten.")
         if found != planned:
@@ -172,14 +172,15 @@ def _contexts(path, policy, kept):
 class _Kept:
     """What the first run of a module leaves for the second, by the positions of operators."""
 
-    def __init__(self, snapshots, parameters):
+    def __init__(self, snapshots, weights):
         # What each call has found, and the one that is under way.
         self.snapshots, self.snapshot = snapshots, snapshots[0] if snapshots else None
-        self.parameters = parameters
+        self.weights = weights
         self.values, self.versions = {}, {}  # outputs, and how often they were changed in place
-        self.weights = []  # how often parameters were
         self.states = {}  # of random number generators before numbers that are drawn again
         self.casts = {}  # of parameters, which autocast remembers, by position
+        self.outlines = {}  # shapes of what is not made again
+        self.skips = True  # unless a shape cannot stand for it
 
 
 class _Follower(TorchDispatchMode):
@@ -226,6 +227,11 @@ class _First(_Follower):
         self.reads(at, args, kwargs)
         out = func(*args, **kwargs)
         changed = _changed(func, args, kwargs)
+        if saved is None:
+            try:
+                self.kept.outlines[at] = outlined(out, changed)
+            except Unshaped:
+                self.kept.skips = False
         if saved:
             self.kept.values[at] = _map(out, lambda tensor: None if _is_among(tensor, changed) else _alias(tensor))
         elif changed and _storages(changed) & _storages(list(self.kept.values.values())):
@@ -237,7 +243,7 @@ class _First(_Follower):
         if kind is None:
             self.position.next(None, self.when)
             self.kept.versions = {at: _versions(value) for at, value in self.kept.values.items()}
-            self.kept.weights = _versions(self.kept.parameters)
+            self.kept.weights.close()
             for snapshot in self.kept.snapshots:
                 snapshot.close()
 
@@ -252,8 +258,9 @@ class _Again(_Follower):
     when = "when it is recomputed"
 
     def __enter__(self):
-        if _versions(self.kept.parameters) != self.kept.weights:
-            raise RuntimeError(f"{self.path!r}: a parameter was changed after its forward and before its backward")
+        change = self.kept.weights.change()
+        if change is not None:
+            raise RuntimeError(f"{self.path!r}: a parameter, {change} after its forward and before its backward")
         return super().__enter__()
 
     def __exit__(self, kind, value, traceback):
@@ -278,6 +285,8 @@ class _Again(_Follower):
     def follow(self, at, saved, func, args, kwargs):
         if saved:
             return self.hand_back(at, func, args, kwargs)
+        if saved is None and self.kept.skips:
+            return hollowed(self.kept.outlines[at], _changed(func, args, kwargs))
         if at in self.kept.states:
             generator = _generator(args, kwargs)
             self.states.setdefault(generator, _state(generator))

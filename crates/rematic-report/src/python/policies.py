@@ -18,11 +18,12 @@ import types
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import checkpoint as checkpointing
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -34,6 +35,10 @@ def save(*operators):
 
 def recompute(*operators):
     return [(name, False) for name in operators]
+
+
+def skip(*operators):
+    return [(name, None) for name in operators]  # nothing reads what they make again
 
 
 # What is done with the operators of a module, in the order in which they run.

@@ -264,7 +264,7 @@ impl SnapshotReport<'_> {
         text + "\n"
     }
 
-    /// What the answer stands on.
+    /// What the answer is based on.
     fn basis(&self) -> Vec<String> {
         let (record, mut lines) = (&self.story.record, Vec::new());
         if self.story.moment.kind == MomentKind::Snapshot {

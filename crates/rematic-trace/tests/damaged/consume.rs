@@ -68,6 +68,7 @@ fn explain(trace: &StepTrace, costs: &Costs, device: &Device, allocator: Allocat
         budget: None,
         settings: &[],
         measured: None,
+        compiled: None,
     };
     assert!(report.json().ends_with("}\n") && report.text(Style::default()).contains("The peak is"));
 }

@@ -1,4 +1,5 @@
 mod comparing;
+mod explaining;
 mod reading;
 mod rehearsing;
 
@@ -16,6 +17,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 pub(crate) use comparing::{CheckArguments, DiffArguments, FitArguments, LockArguments, SpreadArguments};
+pub(crate) use explaining::ExplainArguments;
 pub(crate) use reading::ManArguments;
 pub(crate) use rehearsing::RehearseArguments;
 
@@ -182,6 +184,7 @@ impl SourceArguments {
             dtype: given.dtype.or(origin.precision),
             optimizer: given.optimizer.or_else(optimizer),
             attention: given.attention.or_else(attention),
+            card: origin.card,
             tp: given.tp.or(planned.0),
             tp_rank: given.tp_rank.or(planned.1.filter(|_| given.tp.is_none())),
             recipe: given.recipe.or(Recipe::from_facts(facts)),
@@ -231,6 +234,7 @@ impl SourceArguments {
             dtype: self.dtype.or_else(|| self.recipe.dtype(is_sharded)),
             optimizer: self.optimizer,
             attention: self.attention,
+            card: None,
             layers: self.layers,
             dropout: self.dropout,
             dim: self.dim,
@@ -245,7 +249,7 @@ impl SourceArguments {
 
 #[derive(Args)]
 pub(crate) struct DeviceArguments {
-    /// The device that the time is for; `rematic devices` lists them.
+    /// The device; `rematic devices` lists them.
     #[arg(long, value_name = "NAME", default_value = options::DEVICE)]
     pub(crate) device: String,
     /// A file with more devices, in the format of the built-in list.
@@ -257,6 +261,8 @@ pub(crate) struct DeviceArguments {
 pub(crate) struct TraceArguments {
     #[command(flatten)]
     pub(crate) source: SourceArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
     /// Where to write; a name that ends in .zst compresses.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
@@ -311,7 +317,17 @@ pub(crate) struct HostArguments {
     /// Let plans move outputs to the host and back, in at most so much of its pinned memory per GPU: 64GiB, 64GB or bytes [default:
     /// nothing is moved]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
-    pub(crate) host_memory: Option<Bytes>,
+    host_memory: Option<Bytes>,
+}
+
+impl HostArguments {
+    /// The host's memory, together with which alone the rate of the link to it is of use.
+    pub(crate) fn host_memory(&self, step: &StepArguments) -> Result<Option<Bytes>, Error> {
+        match (self.host_memory, step.links.host_bandwidth) {
+            (None, Some(_)) => Err(Error::UnusedHostBandwidth),
+            (memory, _) => Ok(memory),
+        }
+    }
 }
 
 impl StepArguments {
@@ -362,25 +378,6 @@ pub(crate) struct SnapshotArguments {
     /// Of a memory snapshot: the GPU [default: the one that ran out, or has most events]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) gpu: Option<u32>,
-}
-
-#[derive(Args)]
-pub(crate) struct ExplainArguments {
-    #[command(flatten)]
-    pub(crate) step: StepArguments,
-    #[command(flatten)]
-    pub(crate) spread: SpreadArguments,
-    /// The most memory that tensors may take: 38GiB, 40GB or bytes [default: what the device has]
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
-    pub(crate) budget: Option<Bytes>,
-    #[command(flatten)]
-    pub(crate) snapshot: SnapshotArguments,
-    /// Of a memory snapshot: compare it with what is predicted for this model; its options go with it.
-    #[arg(long, value_name = "MODEL")]
-    pub(crate) against: Option<String>,
-    /// Print JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// What may be planned.

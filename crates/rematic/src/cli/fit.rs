@@ -2,14 +2,14 @@
 
 use super::arguments::FitArguments;
 use super::planning::INFEASIBLE;
-use super::{Answer, Failure, known_devices, style};
-use crate::{Error, FitRequest, Fixed, Limits, Source, SourceSteps};
+use super::{Answer, Failure, Warnings, known_devices, style};
+use crate::{Error, FitRequest, Fixed, Limits, Source, SourceSteps, Steps};
 use rematic_trace::Opt;
 
 /// What `fit` works out itself, or has no use for.
 const NOT_FOR_FIT: [&str; 3] = ["replicate", "fsdp-rank", "tp-rank"];
 
-pub(crate) fn fit(arguments: &FitArguments, given: &[String]) -> Result<Answer, Failure> {
+pub(crate) fn fit(arguments: &FitArguments, given: &[String], warnings: Warnings) -> Result<Answer, Failure> {
     if let Some(option) = NOT_FOR_FIT.into_iter().find(|option| given.iter().any(|given| given == option)) {
         return Err(Error::NotForFit { option: Opt(option) }.into());
     }
@@ -26,11 +26,21 @@ pub(crate) fn fit(arguments: &FitArguments, given: &[String]) -> Result<Answer, 
         tp,
         device: given.iter().any(|given| given == "device"),
     };
-    let steps = SourceSteps { name: source.source.clone(), source: Source::open(&source.source)?, options };
+    let tries_chunks = source.recipe.chooses_loss();
+    let steps =
+        SourceSteps { name: source.source.clone(), source: Source::open(&source.source)?, options, tries_chunks };
+    if tries_chunks && !steps.can_chunk() {
+        return Err(Error::LossOfFit.into());
+    }
+    let target = arguments.step.target()?;
+    if let Source::Trace(_) = &steps.source {
+        let saved = steps.source.clone().trace(&steps.options)?;
+        warnings.warn_if(target.attention_warning(&saved));
+    }
     let request = FitRequest {
         steps: &steps,
         sharding: source.spreading(),
-        target: arguments.step.target()?,
+        target,
         devices: known_devices(arguments.step.device.device_file.as_deref())?.all().to_vec(),
         fixed,
         limits: Limits::default(),

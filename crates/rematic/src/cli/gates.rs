@@ -5,16 +5,16 @@ use std::path::Path;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use rematic_report::CheckReport;
 
-use super::arguments::{Arguments, CheckArguments, DiffArguments, LockArguments, StatsArguments, Verb};
+use super::arguments::{Arguments, CheckArguments, DiffArguments, LockArguments, Verb};
 use super::planning::INFEASIBLE;
-use super::{Answer, Failure, snapshot, stats_study, style, trace_of};
+use super::{Answer, Failure, Warnings, snapshot, stats_study, style, trace_of};
 use crate::{Difference, Error, Figures, Limits, Lock, LockedStep, PlanDocument, Study, Target};
 
 /// Options of `lock` that are not the step's.
 const NOT_OF_THE_STEP: [&str; 3] = ["source", "file", "quiet"];
 
 /// What is to be compared: a saved answer of `stats --json`, a plan, or whatever `stats` takes.
-fn figures(name: &str, arguments: &DiffArguments) -> Result<Figures, Failure> {
+fn figures(name: &str, arguments: &DiffArguments, warnings: Warnings) -> Result<Figures, Failure> {
     let path = Path::new(name);
     let is_builtin = crate::BUILTIN.iter().any(|model| model.name == name);
     if !is_builtin
@@ -25,10 +25,12 @@ fn figures(name: &str, arguments: &DiffArguments) -> Result<Figures, Failure> {
         return Ok(figures);
     }
     if !is_builtin && PlanDocument::recognizes(path) {
-        return planned(path, arguments);
+        return planned(path, arguments, warnings);
     }
-    let trace = trace_of(name, &arguments.step.source, &[])?;
-    let study = Study::of_calls(trace, arguments.target()?)?;
+    let target = arguments.target()?;
+    let trace = trace_of(name, &arguments.step.source, &target, &[])?;
+    warnings.warn_if(target.attention_warning(&trace));
+    let study = Study::of_calls(trace, target)?;
     Ok(of(&study))
 }
 
@@ -38,14 +40,16 @@ fn of(study: &Study) -> Figures {
 }
 
 /// A plan for a built-in model: the step under it.
-fn planned(path: &Path, arguments: &DiffArguments) -> Result<Figures, Failure> {
+fn planned(path: &Path, arguments: &DiffArguments, warnings: Warnings) -> Result<Figures, Failure> {
     let plan = PlanDocument::read(path).map_err(Error::from)?;
     if !crate::BUILTIN.iter().any(|model| model.name == plan.source) {
         return Err(Error::PlanWithoutModel { path: path.to_owned(), model: plan.source }.into());
     }
     let source = &arguments.step.source;
-    let trace = super::planned_trace(&plan, source)?;
-    let target = Target { ranks: super::planning::ranks(&plan, &trace)?, ..arguments.target()? };
+    let target = arguments.target()?;
+    let trace = super::planned_trace(&plan, source, &target)?;
+    warnings.warn_if(target.attention_warning(&trace));
+    let target = Target { ranks: super::planning::ranks(&plan, &trace)?, ..target };
     let study = Study::new(trace, target, Limits::default())?;
     let answer = study.replay(&plan)?;
     let categories = crate::CategoryBytes::of(&answer.replayed.snapshot);
@@ -58,9 +62,9 @@ fn planned(path: &Path, arguments: &DiffArguments) -> Result<Figures, Failure> {
     })
 }
 
-pub(crate) fn diff(arguments: &DiffArguments) -> Result<Answer, Failure> {
+pub(crate) fn diff(arguments: &DiffArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let (before_name, after_name) = (arguments.step.source.source.as_str(), arguments.other.as_str());
-    let (before, after) = (figures(before_name, arguments)?, figures(after_name, arguments)?);
+    let (before, after) = (figures(before_name, arguments, warnings)?, figures(after_name, arguments, warnings)?);
     let difference = Difference { before_name, after_name, before: &before, after: &after };
     Ok(Answer::done(if arguments.json { difference.json() } else { difference.text(style(&std::io::stdout())) }))
 }
@@ -80,12 +84,12 @@ pub(crate) fn typed(matches: &ArgMatches) -> Vec<String> {
 }
 
 /// The figures of a step that is in a lock file.
-fn again(step: &LockedStep, file: &Path) -> Result<Figures, Failure> {
+fn again(step: &LockedStep, file: &Path, warnings: Warnings) -> Result<Figures, Failure> {
     let words = ["rematic", "stats", &step.source].into_iter().map(str::to_owned).chain(step.options.iter().cloned());
     let parsed = Arguments::command().try_get_matches_from(words);
     let parsed = parsed.and_then(|matches| Arguments::from_arg_matches(&matches));
     match parsed.map(|parsed| parsed.verb) {
-        Ok(Verb::Stats(arguments)) => now(&arguments),
+        Ok(Verb::Stats(arguments)) => Ok(of(&stats_study(&arguments, warnings)?)),
         _ => {
             let why = format!("`rematic stats {}` is no command", step.name());
             Err(Error::BrokenLock { path: file.to_owned(), why }.into())
@@ -93,27 +97,34 @@ fn again(step: &LockedStep, file: &Path) -> Result<Figures, Failure> {
     }
 }
 
-fn now(arguments: &StatsArguments) -> Result<Figures, Failure> {
-    Ok(of(&stats_study(arguments)?))
+/// What is wrong with a step of a lock file, which names it.
+fn of_lock(failure: Failure, step: &LockedStep, file: &Path) -> Failure {
+    match failure {
+        Failure::Rematic(error @ Error::BrokenLock { .. }) => Failure::Rematic(error),
+        Failure::Rematic(error) => {
+            Error::LockedStep { path: file.to_owned(), step: step.name(), source: Box::new(error) }.into()
+        }
+        other => other,
+    }
 }
 
-pub(crate) fn lock(arguments: &LockArguments, options: Vec<String>) -> Result<Answer, Failure> {
+pub(crate) fn lock(arguments: &LockArguments, options: Vec<String>, warnings: Warnings) -> Result<Answer, Failure> {
     let file = &arguments.file;
     let mut lock = Lock::open(file)?;
     let step = LockedStep { source: arguments.step.source.source.clone(), options, figures: Figures::default() };
-    let figures = again(&step, file)?;
+    let figures = again(&step, file, warnings)?;
     let said = format!("{}: {} locked in {}\n", step.name(), figures.peak_bytes, file.display());
     lock.put(LockedStep { figures, ..step });
     lock.write(file)?;
     Ok(Answer::done(said))
 }
 
-pub(crate) fn check(arguments: &CheckArguments) -> Result<Answer, Failure> {
+pub(crate) fn check(arguments: &CheckArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let file = &arguments.file;
     let mut lock = Lock::read(file)?;
     let names: Vec<String> = lock.steps.iter().map(LockedStep::name).collect();
-    let now: Result<Vec<Figures>, Failure> = lock.steps.iter().map(|step| again(step, file)).collect();
-    let now = now?;
+    let now = lock.steps.iter().map(|step| again(step, file, warnings).map_err(|failure| of_lock(failure, step, file)));
+    let now = now.collect::<Result<Vec<Figures>, Failure>>()?;
     let compared = lock.steps.iter().zip(&now).zip(&names).map(|((step, after), name)| Difference {
         before_name: name,
         after_name: "now",

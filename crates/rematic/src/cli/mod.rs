@@ -22,8 +22,8 @@ use clap::{CommandFactory, FromArgMatches};
 use owo_colors::OwoColorize;
 
 use crate::{
-    Devices, Dtype, Error, Fsdp2, Limits, PlanDocument, RehearsalError, SavedReport, Source, StepTrace, Study, Target,
-    visible,
+    CostRule, CostSource, Devices, Dtype, Error, Fsdp2, Limits, LossKind, Options, PlanDocument, RehearsalError,
+    SavedReport, Source, StepTrace, Study, Target, rehearse_compiled, visible,
 };
 use rematic_trace::Opt;
 
@@ -51,17 +51,17 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let warnings = if arguments.quiet { Warnings::Silent } else { Warnings::Shown };
     let result = match &arguments.verb {
         Verb::Trace(arguments) => trace(arguments).map(Answer::done),
-        Verb::Fit(arguments) => fit::fit(arguments, &given),
+        Verb::Fit(arguments) => fit::fit(arguments, &given, warnings),
         Verb::Stats(arguments) => stats(arguments, warnings),
         Verb::Explain(arguments) => explain(arguments, &given, warnings),
         Verb::Plan(arguments) => planning::plan(arguments, warnings),
         Verb::Curve(arguments) => planning::curve(arguments, warnings),
-        Verb::Replay(arguments) => planning::replay(arguments),
+        Verb::Replay(arguments) => planning::replay(arguments, warnings),
         Verb::Report(arguments) => report::report(arguments, &given, typed::plan_command(&matches), warnings),
-        Verb::Explore(arguments) => explore::explore(arguments).map(Answer::done),
-        Verb::Diff(arguments) => gates::diff(arguments),
-        Verb::Lock(arguments) => gates::lock(arguments, gates::typed(&matches)),
-        Verb::Check(arguments) => gates::check(arguments),
+        Verb::Explore(arguments) => explore::explore(arguments, warnings).map(Answer::done),
+        Verb::Diff(arguments) => gates::diff(arguments, warnings),
+        Verb::Lock(arguments) => gates::lock(arguments, gates::typed(&matches), warnings),
+        Verb::Check(arguments) => gates::check(arguments, warnings),
         Verb::Rehearse(arguments) => rehearsal::rehearse(arguments),
         Verb::Devices(arguments) => devices(arguments).map(Answer::done),
         Verb::Models { json } => models(*json).map(Answer::done),
@@ -94,15 +94,16 @@ impl Answer {
 }
 
 fn trace(arguments: &TraceArguments) -> Result<String, Failure> {
-    let trace = read(&arguments.source)?;
+    let device = &arguments.device;
+    let target = Target::find(&device.device, device.device_file.as_deref(), CostSource::Rule(CostRule::default()))?;
+    let trace = read(&arguments.source, &target)?;
     trace.write(&arguments.output).map_err(Error::from)?;
     let report = SavedReport { file: &arguments.output, trace: &trace };
     Ok(if arguments.json { report.json() } else { report.text() })
 }
 
 fn stats(arguments: &StatsArguments, warnings: Warnings) -> Result<Answer, Failure> {
-    let study = stats_study(arguments)?;
-    warnings.warn_if(study.target().attention_warning(study.trace()));
+    let study = stats_study(arguments, warnings)?;
     let report = study.stats();
     let text = if arguments.json { report.json(arguments.timeline) } else { report.text(style(&std::io::stdout())) };
     let taken = study.memory().map_or_else(|| report.timeline.peak().total(), |memory| memory.reserved);
@@ -119,9 +120,11 @@ fn stats(arguments: &StatsArguments, warnings: Warnings) -> Result<Answer, Failu
     }
 }
 
-fn stats_study(arguments: &StatsArguments) -> Result<Study, Failure> {
+fn stats_study(arguments: &StatsArguments, warnings: Warnings) -> Result<Study, Failure> {
     let target = Target { ranks: arguments.spread.world_size.into(), ..arguments.step.target()? };
-    Ok(Study::of_calls(read(&arguments.step.source)?, target)?)
+    let trace = read(&arguments.step.source, &target)?;
+    warnings.warn_if(target.attention_warning(&trace));
+    Ok(Study::of_calls(trace, target)?)
 }
 
 fn explain(arguments: &ExplainArguments, given: &[String], warnings: Warnings) -> Result<Answer, Failure> {
@@ -131,9 +134,13 @@ fn explain(arguments: &ExplainArguments, given: &[String], warnings: Warnings) -
     snapshot::refuse(&arguments.step.source, arguments.snapshot.gpu.is_some(), "gpu")?;
     snapshot::refuse(&arguments.step.source, arguments.against.is_some(), "against")?;
     let target = Target { ranks: arguments.spread.world_size.into(), ..arguments.step.target()? };
-    let study = Study::new(read(&arguments.step.source)?, target, Limits::default())?;
+    let study = Study::new(read(&arguments.step.source, &target)?, target, Limits::default())?;
     warnings.warn_if(study.target().attention_warning(study.trace()));
-    let explained = study.explained(arguments.budget)?;
+    let mut explained = study.explained(arguments.budget)?;
+    if arguments.with_compile {
+        let (name, options) = (&arguments.step.source.source, arguments.step.source.options());
+        explained.compiled = Some(rehearse_compiled(name, &options, study.trace(), study.target())?);
+    }
     let report = explained.report();
     let text = if arguments.json { report.json() } else { report.text(style(&std::io::stdout())) };
     Ok(Answer { text, code: if explained.within_budget() == Some(false) { INFEASIBLE } else { 0 } })
@@ -153,31 +160,42 @@ fn models(json: bool) -> Result<String, Failure> {
     Ok(if json { crate::models_json(&models) } else { crate::models_text(&models, style(&std::io::stdout())) })
 }
 
-fn read(arguments: &SourceArguments) -> Result<StepTrace, Failure> {
-    trace_of(&arguments.source, arguments, &[])
+fn read(arguments: &SourceArguments, target: &Target) -> Result<StepTrace, Failure> {
+    trace_of(&arguments.source, arguments, target, &[])
 }
 
-/// The step of a source, or what one rank has of it. What is not said about a model or how it is sharded is as a plan's facts have it.
-fn trace_of(name: &str, arguments: &SourceArguments, facts: &[(String, String)]) -> Result<StepTrace, Failure> {
+/// The step of a source on a device, or what one rank has of it. What is not said about a model or how it is sharded is as a plan's facts
+/// have it, and so is the kind of card then.
+fn trace_of(
+    name: &str,
+    arguments: &SourceArguments,
+    target: &Target,
+    facts: &[(String, String)],
+) -> Result<StepTrace, Failure> {
     if arguments.chooses_resharding() {
         return Err(Error::ReshardingChosen.into());
     }
-    match unsharded(name, arguments, facts)? {
+    if arguments.recipe.chooses_loss() {
+        return Err(Error::LossChosen.into());
+    }
+    match unsharded(name, arguments, target, facts, None)? {
         (trace, Some(how)) => Ok(crate::fsdp2(&trace, &how, &crate::fsdp2_layers(&trace)).map_err(Error::from)?),
         (trace, None) => Ok(trace),
     }
 }
 
 /// The step of a plan for a built-in model.
-fn planned_trace(plan: &PlanDocument, source: &SourceArguments) -> Result<StepTrace, Failure> {
-    trace_of(&plan.source, source, &plan.facts)
+fn planned_trace(plan: &PlanDocument, source: &SourceArguments, target: &Target) -> Result<StepTrace, Failure> {
+    trace_of(&plan.source, source, target, &plan.facts)
 }
 
-/// The step of a source, and how it is to be sharded.
+/// The step of a source, with another loss if one is given, and how it is to be sharded.
 fn unsharded(
     name: &str,
     arguments: &SourceArguments,
+    target: &Target,
     facts: &[(String, String)],
+    loss: Option<LossKind>,
 ) -> Result<(StepTrace, Option<Fsdp2>), Failure> {
     arguments.recipe.check()?;
     let planned = Fsdp2::from_facts(facts);
@@ -201,7 +219,13 @@ fn unsharded(
             (trace, planned)
         }
         model => {
-            let options = if facts.is_empty() { arguments.options() } else { arguments.options_like(facts) };
+            let mut options = match facts {
+                [] => Options { card: target.card(), ..arguments.options() },
+                planned => arguments.options_like(planned),
+            };
+            if let Some(loss) = loss {
+                options.recipe.loss = Some(loss).filter(|loss| *loss != LossKind::Plain);
+            }
             (model.trace(&options)?, planned)
         }
     };

@@ -4,17 +4,20 @@ use std::io::Write;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use rematic_report::Ways;
+use rematic_trace::Opt;
 
 use super::arguments::{CurveArguments, Language, LimitArguments, PlanArguments, ReplayArguments, SourceArguments};
 use super::{Answer, Failure, Warnings, read, style, trace_of, unsharded};
 use crate::{
-    Alternatives, Bytes, Error, Fsdp2, Limits, MilpSettings, PlanAnswer, PlanDocument, Planner, Resharding, Source,
-    StepTrace, Study, Verdict, plan_python,
+    Alternatives, Bytes, Error, Fsdp2, Limits, LossKind, MilpSettings, Options, PlanAnswer, PlanDocument, Planner,
+    Resharding, Source, StepTrace, Study, Target, Verdict, emitted_python,
 };
 
 /// The exit code of a step that cannot be made to fit.
 pub(crate) const INFEASIBLE: u8 = 3;
+
+/// Where a plan takes a smaller share of the step, nothing else takes less.
+const WORTH_ASKING: f64 = 0.01;
 
 pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let planner = planner(arguments)?;
@@ -22,64 +25,108 @@ pub(crate) fn plan(arguments: &PlanArguments, warnings: Warnings) -> Result<Answ
         return Err(Error::NoBudget { found: Bytes(0) }.into());
     }
     let target = arguments.limits.target()?;
-    let source = &arguments.limits.step.source;
     if let Some(warning) = arguments.budget.and_then(|budget| target.budget_warning(budget)) {
         warnings.warn(&warning);
     }
-    let limits = Limits { host_memory: arguments.host.host_memory, ..limits(&arguments.limits) };
-    let found = match source.chooses_resharding() {
-        true => {
-            let (whole, how) = unsharded(&source.source, source, &[])?;
-            let question =
-                Resharding { whole: &whole, target: &target, limits: &limits, planner, budget: arguments.budget };
-            question.plan(how.unwrap_or(Fsdp2::over(0)))?
-        }
-        false => {
-            let step = read(source)?;
-            warnings.warn_if(target.attention_warning(&step));
-            let study = Study::new(step, target, limits)?;
-            let found = study.plan(planner, arguments.budget)?;
-            if found.for_device && found.verdict != Verdict::Fits { beside(&study, found, source)? } else { found }
-        }
-    };
+    let limits =
+        Limits { host_memory: arguments.host.host_memory(&arguments.limits.step)?, ..limits(&arguments.limits) };
+    let found = Question { arguments, planner, target, limits, warnings }.answer()?;
     let document = (found.verdict != Verdict::Infeasible).then_some(&found.document);
-    check_emitted(arguments.emit, document)?;
+    let answer = emitted(arguments.emit, document, answer(&found, arguments.limits.json))?;
     write(arguments, document, warnings)?;
-    Ok(emitted(arguments.emit, document, answer(&found, arguments.limits.json)))
+    Ok(answer)
 }
 
-/// Refuses to write a plan as code that torch alone cannot follow.
-fn check_emitted(language: Option<Language>, document: Option<&PlanDocument>) -> Result<(), Error> {
-    match (language, document.and_then(|document| document.offload)) {
-        (Some(Language::Python), Some(offload)) => Err(Error::EmitsOffload { bytes: offload.bytes }),
-        _ => Ok(()),
+/// The plan in place of a model's step, with its loss as it is asked for or chosen.
+struct Question<'a> {
+    arguments: &'a PlanArguments,
+    planner: Planner,
+    target: Target,
+    limits: Limits,
+    warnings: Warnings,
+}
+
+impl Question<'_> {
+    fn source(&self) -> &SourceArguments {
+        &self.arguments.limits.step.source
+    }
+
+    /// The answer, with the loss that is faster if it is to be chosen.
+    fn answer(&self) -> Result<PlanAnswer, Failure> {
+        if !self.source().recipe.chooses_loss() {
+            return self.with_loss(None);
+        }
+        if let Source::Trace(path) = Source::open(&self.source().source)? {
+            return Err(Error::OptionsForTrace { path, option: Opt("loss") }.into());
+        }
+        let plain = self.with_loss(Some(LossKind::Plain))?;
+        let chunked = match self.with_loss(Some(LossKind::Chunked)) {
+            Ok(chunked) => Ok(vec![chunked]),
+            // Which models it is for, the model knows.
+            Err(Failure::Rematic(error @ Error::Model(_))) => Err(error.to_string()),
+            Err(other) => return Err(other),
+        };
+        PlanAnswer::of_losses(vec![plain.clone()], chunked).pop().map_or(Ok(plain), Ok)
+    }
+
+    fn with_loss(&self, loss: Option<LossKind>) -> Result<PlanAnswer, Failure> {
+        let (source, planner, budget) = (self.source(), self.planner, self.arguments.budget);
+        let (whole, how) = unsharded(&source.source, source, &self.target, &[], loss)?;
+        self.warnings.warn_if(self.target.attention_warning(&whole));
+        if source.chooses_resharding() {
+            let question = Resharding { whole: &whole, target: &self.target, limits: &self.limits, planner, budget };
+            return Ok(question.plan(how.unwrap_or(Fsdp2::over(0)))?);
+        }
+        let study = Study::new(sharded(whole, how)?, self.target.clone(), self.limits.clone())?;
+        let found = study.plan(planner, budget)?;
+        if found.verdict == Verdict::Fits || matches!(planner, Planner::Milp(_)) {
+            return Ok(found);
+        }
+        self.beside(&study, found, loss)
+    }
+
+    /// The answer with what else fits: what the chunked loss and accumulation would bring, and, for a device, other steps without a
+    /// plan.
+    fn beside(&self, study: &Study, found: PlanAnswer, loss: Option<LossKind>) -> Result<PlanAnswer, Failure> {
+        let source = self.source();
+        let shard = |trace: StepTrace| sharded(trace, source.sharding());
+        let model = Source::open(&source.source)?;
+        let mut options = Options { card: study.target().card(), ..source.options() };
+        options.recipe.loss = loss.or(options.recipe.loss);
+        let alternatives = Alternatives { source: &model, options: &options, shard: &shard };
+        let mut ways = found.ways.clone();
+        if found.for_device {
+            ways.alone = alternatives.fitting(study);
+        }
+        let share = found.document.extra_ms().0 / found.document.step_ms.0.max(f64::MIN_POSITIVE);
+        if found.verdict == Verdict::Infeasible || share >= WORTH_ASKING {
+            alternatives.add_planned(study, self.arguments.budget, &mut ways);
+        }
+        Ok(PlanAnswer { ways, ..found })
     }
 }
 
-/// The answer for a device, with what else fits it.
-fn beside(study: &Study, found: PlanAnswer, source: &SourceArguments) -> Result<PlanAnswer, Failure> {
-    let shard = |trace: StepTrace| match source.sharding() {
+/// What one rank has of a step.
+fn sharded(trace: StepTrace, how: Option<Fsdp2>) -> Result<StepTrace, Error> {
+    match how {
         Some(how) => Ok(crate::fsdp2(&trace, &how, &crate::fsdp2_layers(&trace))?),
         None => Ok(trace),
-    };
-    let model = Source::open(&source.source)?;
-    let alone = Alternatives { source: &model, options: &source.options(), shard: &shard }.fitting(study);
-    Ok(PlanAnswer { ways: Ways { alone, ..Ways::default() }, ..found })
+    }
 }
 
 /// The plan as code in place of the answer in words. Where there is none, the words are no code, and go to the error
 /// stream.
-fn emitted(language: Option<Language>, document: Option<&PlanDocument>, answer: Answer) -> Answer {
+fn emitted(language: Option<Language>, document: Option<&PlanDocument>, answer: Answer) -> Result<Answer, Error> {
     let text = match (language, document) {
         (None, _) => answer.text,
-        (Some(Language::Python), Some(document)) => plan_python(document),
+        (Some(Language::Python), Some(document)) => emitted_python(document)?,
         (Some(Language::Python), None) => {
             // Nobody is left to tell if this fails.
             let _ = std::io::stderr().write_all(answer.text.as_bytes());
             String::new()
         }
     };
-    Answer { text, ..answer }
+    Ok(Answer { text, ..answer })
 }
 
 fn planner(arguments: &PlanArguments) -> Result<Planner, Error> {
@@ -115,9 +162,10 @@ fn answer(found: &PlanAnswer, json: bool) -> Answer {
 
 pub(crate) fn curve(arguments: &CurveArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let target = arguments.limits.target()?;
-    let trace = read(&arguments.limits.step.source)?;
+    let trace = read(&arguments.limits.step.source, &target)?;
     warnings.warn_if(target.attention_warning(&trace));
-    let limits = Limits { host_memory: arguments.host.host_memory, ..limits(&arguments.limits) };
+    let limits =
+        Limits { host_memory: arguments.host.host_memory(&arguments.limits.step)?, ..limits(&arguments.limits) };
     let study = Study::new(trace, target, limits)?;
     let bar = progress_bar(arguments.points.into(), warnings);
     let found = study.curve(arguments.points as usize, || bar.inc(1));
@@ -138,11 +186,12 @@ pub(crate) fn progress_bar(steps: u64, warnings: Warnings) -> ProgressBar {
     style.map_or(ProgressBar::hidden(), |style| bar.with_style(style))
 }
 
-pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
+pub(crate) fn replay(arguments: &ReplayArguments, warnings: Warnings) -> Result<Answer, Failure> {
     let mut target = arguments.limits.target()?;
     let document = PlanDocument::read(&arguments.plan).map_err(Error::from)?;
     let source = &arguments.limits.step.source;
-    let trace = trace_of(&source.source, source, &document.facts)?;
+    let trace = trace_of(&source.source, source, &target, &document.facts)?;
+    warnings.warn_if(target.attention_warning(&trace));
     if arguments.emit.is_some() {
         document.single().map_err(Error::from)?;
     }
@@ -150,8 +199,11 @@ pub(crate) fn replay(arguments: &ReplayArguments) -> Result<Answer, Failure> {
         target.ranks = ranks(&document, &trace)?;
     }
     let found = Study::new(trace, target, limits(&arguments.limits))?.replay(&document)?;
-    check_emitted(arguments.emit, Some(&found.document))?;
-    let mut answer = emitted(arguments.emit, Some(&found.document), answer(&found, arguments.limits.json));
+    let (promised, found_peak) = (document.peak_bytes, found.replayed.peak);
+    if found_peak > promised {
+        warnings.warn(&format!("the file promises a peak of {promised}, and its decisions give {found_peak}"));
+    }
+    let mut answer = emitted(arguments.emit, Some(&found.document), answer(&found, arguments.limits.json))?;
     if found.replayed.peak > found.document.budget_bytes {
         answer.code = INFEASIBLE;
     }

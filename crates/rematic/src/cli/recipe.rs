@@ -3,8 +3,8 @@
 use clap::Args;
 
 use super::values::{count, devices, named};
-use crate::options::{self, Precision};
-use crate::{Dtype, Error, Lora, LossKind, Recipe};
+use crate::options::{self, LossChoice, Precision};
+use crate::{Dtype, Error, Lora, Recipe};
 
 #[derive(Args)]
 pub(crate) struct RecipeArguments {
@@ -28,7 +28,7 @@ pub(crate) struct RecipeArguments {
     freeze: Vec<String>,
     /// How the loss is computed [default: plain]
     #[arg(long, value_name = "LOSS", value_parser = named(options::LOSSES))]
-    loss: Option<LossKind>,
+    loss: Option<LossChoice>,
     /// As torch.compile runs it: for `rematic rehearse`.
     #[arg(long, hide = true)]
     compile: bool,
@@ -56,8 +56,13 @@ impl RecipeArguments {
             accumulate: self.accumulate,
             lora: rank.map(|rank| Lora { rank, targets, alpha, dtype }),
             freeze: self.freeze.clone(),
-            loss: self.loss,
+            loss: self.loss.and_then(LossChoice::kind),
         }
+    }
+
+    /// Whether it is to be chosen how the loss is computed.
+    pub(crate) fn chooses_loss(&self) -> bool {
+        self.loss == Some(LossChoice::Chosen)
     }
 
     /// What cannot be known without running it.

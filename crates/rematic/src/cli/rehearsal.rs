@@ -7,8 +7,8 @@ use std::path::Path;
 use super::arguments::RehearseArguments;
 use super::planning::INFEASIBLE;
 use super::{Answer, Failure, known_devices, style};
-use crate::target::context;
-use crate::{Bytes, Card, Device, Error, Rehearsal, RehearsalReport, Settings};
+use crate::target::{card, context};
+use crate::{Error, Rehearsal, RehearsalReport, Settings};
 
 pub(crate) fn rehearse(arguments: &RehearseArguments) -> Result<Answer, Failure> {
     let devices = known_devices(arguments.device_file.as_deref())?;
@@ -58,11 +58,6 @@ fn check(path: &Path) -> io::Result<()> {
             fs::remove_file(path)
         }
     }
-}
-
-fn card(device: &Device, context: Bytes) -> Result<Card, Error> {
-    let (capability, processors) = device.chip.ok_or_else(|| Error::NoChip { device: device.name.clone() })?;
-    Ok(Card { name: device.product.clone(), capability, processors, usable: device.usable.0, context: context.0 })
 }
 
 #[cfg(test)]

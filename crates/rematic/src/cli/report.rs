@@ -9,7 +9,8 @@ use super::planning::{INFEASIBLE, limits, progress_bar, ranks};
 use super::{Answer, Failure, Warnings, planned_trace, snapshot, trace_of};
 use crate::options::POINTS;
 use crate::{
-    BUILTIN, ChromeTrace, Error, PageAnswer, PageOptions, PlanDocument, SavedPage, StepTrace, Study, timeline_csv,
+    BUILTIN, ChromeTrace, Error, PageAnswer, PageOptions, PlanDocument, SavedPage, StepTrace, Study, Target,
+    timeline_csv,
 };
 
 pub(crate) fn report(
@@ -23,7 +24,7 @@ pub(crate) fn report(
     }
     snapshot::refuse(&arguments.limits.step.source, arguments.snapshot.gpu.is_some(), "gpu")?;
     let mut target = arguments.limits.target()?;
-    let (trace, plan) = sources(arguments)?;
+    let (trace, plan) = sources(arguments, &target)?;
     let limits = limits(&arguments.limits);
     if let (None, Some(plan)) = (arguments.limits.world_size, &plan) {
         target.ranks = ranks(plan, &trace)?;
@@ -80,7 +81,7 @@ fn is_plan(source: &str) -> bool {
 }
 
 /// The step, and the plan to show. A plan for a built-in model is enough for both.
-fn sources(arguments: &ReportArguments) -> Result<(StepTrace, Option<PlanDocument>), Failure> {
+fn sources(arguments: &ReportArguments, target: &Target) -> Result<(StepTrace, Option<PlanDocument>), Failure> {
     let source = &arguments.limits.step.source;
     let path = Path::new(&source.source);
     if is_plan(&source.source) {
@@ -91,9 +92,9 @@ fn sources(arguments: &ReportArguments) -> Result<(StepTrace, Option<PlanDocumen
         if !is_builtin(&plan.source) {
             return Err(Error::PlanWithoutModel { path: path.to_owned(), model: plan.source }.into());
         }
-        return Ok((planned_trace(&plan, source)?, Some(plan)));
+        return Ok((planned_trace(&plan, source, target)?, Some(plan)));
     }
     let plan = arguments.plan.as_deref().map(PlanDocument::read).transpose().map_err(Error::from)?;
     let facts = plan.as_ref().map_or(&[][..], |plan| &plan.facts);
-    Ok((trace_of(&source.source, source, facts)?, plan))
+    Ok((trace_of(&source.source, source, target, facts)?, plan))
 }

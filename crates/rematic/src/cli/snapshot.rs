@@ -57,10 +57,9 @@ pub(crate) fn explain(path: &Path, arguments: &ExplainArguments, given: &[String
 /// What a model that was given too is predicted to take, under the settings of the run.
 fn prediction(arguments: &ExplainArguments, story: &Story) -> Result<Option<Prediction>, Failure> {
     let Some(name) = &arguments.against else { return Ok(None) };
-    let trace = trace_of(name, &arguments.step.source, &[])?;
     let settings = story.settings.parse().unwrap_or_default();
     let target = Target { settings, ranks: arguments.spread.world_size.into(), ..arguments.step.target()? };
-    let study = Study::new(trace, target, Limits::default())?;
+    let study = Study::new(trace_of(name, &arguments.step.source, &target, &[])?, target, Limits::default())?;
     let memory = study.target().memory(study.trace());
     let model = study.trace().origin.model.clone();
     Ok(Some(Prediction { model, allocated_bytes: memory.allocated, reserved_bytes: memory.reserved }))

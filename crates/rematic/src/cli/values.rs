@@ -37,15 +37,25 @@ impl<T: Copy + Send + Sync + 'static> TypedValueParser for Names<T> {
 }
 
 pub(crate) fn count(text: &str) -> Result<u64, String> {
-    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| format!("give a whole number from 1 to {}", u64::MAX))
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| wanted(text, 1, u64::MAX))
 }
 
 pub(crate) fn devices(text: &str) -> Result<u32, String> {
-    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| format!("give a whole number from 1 to {}", u32::MAX))
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| wanted(text, 1, u32::MAX.into()))
 }
 
 pub(crate) fn several(text: &str) -> Result<u32, String> {
-    text.parse().ok().filter(|count| *count > 1).ok_or_else(|| format!("give a whole number from 2 to {}", u32::MAX))
+    text.parse().ok().filter(|count| *count > 1).ok_or_else(|| wanted(text, 2, u32::MAX.into()))
+}
+
+/// What is wrong with a number: the upper end matters to nobody who is not above it.
+fn wanted(text: &str, least: u64, most: u64) -> String {
+    let is_large = text.len() > 1 && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_large {
+        format!("give a whole number from {least} to {most}")
+    } else {
+        format!("give a whole number, {least} or more")
+    }
 }
 
 /// The most points of a curve: each is a plan.

@@ -176,6 +176,8 @@ impl<'a> Bench<'a> {
         let mut means = Vec::new();
         let mut add = |is: bool, what: String| means.extend(is.then_some(what));
         add(setup.fused, "fused optimizer".to_owned());
+        add(setup.chunked, "chunked loss".to_owned());
+        add(setup.parts > 1, format!("{} micro-batches", setup.parts));
         add(setup.tp > 1, format!("tensor parallelism over {}", setup.tp));
         add(setup.ranks() > 1, format!("FSDP over {}", setup.ranks()));
         add(setup.ranks() > 1 && !setup.reshard && self.request.sharding.reshard, "weights stay gathered".to_owned());

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use rematic_cost::Device;
 use rematic_fake::Optimizer;
-use rematic_fake::models::Options;
+use rematic_fake::models::{LossKind, Options, Recipe};
 use rematic_layout::Fsdp2;
 use rematic_plan::Limits;
 use rematic_report::{Fit, FitAnswer, FitQuestion, Setup as Shown};
-use rematic_trace::StepTrace;
+use rematic_trace::{CardKind, StepTrace};
 
 use crate::error::Error;
 use crate::source::Source;
@@ -42,6 +42,24 @@ pub struct StepSize {
     pub ranks: u32,
     /// Whether the optimizer is to be fused, whatever was said.
     pub fused: bool,
+    /// Whether the loss is computed in chunks, whatever was said.
+    pub chunked: bool,
+    /// Into how many micro-batches each batch that was asked for is cut; one is none.
+    pub parts: u32,
+    /// The kind of card, if it is known.
+    pub card: Option<CardKind>,
+}
+
+impl StepSize {
+    /// A recipe with what the size says of it.
+    fn recipe(&self, said: Recipe) -> Recipe {
+        let accumulate = (self.parts > 1).then(|| said.accumulate.unwrap_or(1).saturating_mul(self.parts));
+        Recipe {
+            loss: self.chunked.then_some(LossKind::Chunked).or(said.loss),
+            accumulate: accumulate.or(said.accumulate),
+            ..said
+        }
+    }
 }
 
 /// Where steps of several sizes come from.
@@ -68,6 +86,16 @@ pub trait Steps: Sync {
         false
     }
 
+    /// Whether the chunked loss is to be tried too.
+    fn can_chunk(&self) -> bool {
+        false
+    }
+
+    /// Whether a batch can be cut into micro-batches.
+    fn can_accumulate(&self) -> bool {
+        false
+    }
+
     /// What is typed to get that step, without the verb.
     fn command(&self, _size: &StepSize) -> Option<String> {
         None
@@ -83,6 +111,8 @@ pub struct SourceSteps {
     pub source: Source,
     /// What is said of it.
     pub options: Options,
+    /// Whether the chunked loss is to be tried beside the plain one.
+    pub tries_chunks: bool,
 }
 
 impl SourceSteps {
@@ -105,7 +135,8 @@ impl Steps for SourceSteps {
         let optimizer = if size.fused { self.fused().or(given.optimizer) } else { given.optimizer };
         let (batch, seq) = (size.batch.or(given.batch), size.seq.or(given.seq));
         let tp = if size.tp > 1 { Some(size.tp) } else { given.tp };
-        let mut options = Options { batch, seq, optimizer, tp, ..given };
+        let mut options = Options { batch, seq, optimizer, tp, card: size.card, ..given };
+        options.recipe = size.recipe(options.recipe);
         // Under FSDP2, mixed precision is that of its shards.
         if size.ranks > 1 && options.recipe.autocast.is_some() {
             options.dtype = options.recipe.autocast.take();
@@ -129,6 +160,14 @@ impl Steps for SourceSteps {
         self.fused().is_some()
     }
 
+    fn can_chunk(&self) -> bool {
+        self.tries_chunks && matches!(self.source, Source::Model(_))
+    }
+
+    fn can_accumulate(&self) -> bool {
+        matches!(self.source, Source::Model(_))
+    }
+
     fn command(&self, size: &StepSize) -> Option<String> {
         let said = Options { batch: None, seq: None, optimizer: None, tp: None, ..self.options.clone() };
         // What else was said of the step would be missing.
@@ -143,6 +182,8 @@ impl Steps for SourceSteps {
         add("fsdp", (size.ranks > 1).then(|| size.ranks.to_string()));
         let fused = if size.fused { self.fused() } else { None };
         add("optimizer", fused.or(self.options.optimizer).map(|optimizer| optimizer.to_string()));
+        add("loss", size.chunked.then(|| "chunked".to_owned()));
+        add("accumulate", (size.parts > 1).then(|| size.parts.to_string()));
         Some(words.join(" "))
     }
 }
@@ -186,7 +227,9 @@ impl FitRequest<'_> {
     pub fn answer(self) -> Result<Fit, Error> {
         let Fixed { batch, seq, gpus, tp, device } = self.fixed;
         let tp = tp.unwrap_or(1);
-        let first = self.steps.step(&StepSize { batch, seq, tp, ranks: 1, fused: false })?;
+        let card = self.target.card();
+        let size = StepSize { batch, seq, tp, ranks: 1, fused: false, chunked: false, parts: 1, card };
+        let first = self.steps.step(&size)?;
         let has_place = first.place.ranks() != Some(u64::from(tp));
         let base = Setup {
             batch: batch.or(first.origin.batch).unwrap_or(1),
@@ -194,6 +237,8 @@ impl FitRequest<'_> {
             gpus: gpus.unwrap_or(tp),
             tp,
             fused: false,
+            chunked: false,
+            parts: 1,
             reshard: self.sharding.reshard,
             device: self.target.device.clone(),
         };

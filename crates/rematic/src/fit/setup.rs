@@ -1,6 +1,7 @@
 use rematic_cost::Device;
 
 use super::StepSize;
+use crate::target::card_of;
 
 /// A step on a device.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,6 +14,9 @@ pub(crate) struct Setup {
     /// How many of them share the model.
     pub(crate) tp: u32,
     pub(crate) fused: bool,
+    pub(crate) chunked: bool,
+    /// Micro-batches for each batch that was asked for.
+    pub(crate) parts: u32,
     /// Whether weights go between forward and backward.
     pub(crate) reshard: bool,
     pub(crate) device: Device,
@@ -28,7 +32,16 @@ impl Setup {
     }
 
     pub(crate) fn size(&self) -> StepSize {
-        StepSize { batch: Some(self.batch), seq: self.seq, tp: self.tp, ranks: self.ranks(), fused: self.fused }
+        StepSize {
+            batch: Some(self.batch),
+            seq: self.seq,
+            tp: self.tp,
+            ranks: self.ranks(),
+            fused: self.fused,
+            chunked: self.chunked,
+            parts: self.parts,
+            card: card_of(&self.device),
+        }
     }
 
     pub(crate) fn key(&self) -> Key {

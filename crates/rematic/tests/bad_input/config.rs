@@ -182,6 +182,7 @@ fn models_that_the_cache_does_not_have_are_not_downloaded() {
         ["`org/model` is neither a file nor a model in the Hugging Face cache, /", "nothing is downloaded here"];
     refused(&["stats", "org/model"], &parts);
     refused(&["stats", "org/model"], &["`hf download org/model config.json`", "`rematic models` lists"]);
+    refused(&["stats", "Qwen/Qwen3-8B-Base"], &["`rematic models` lists, like `qwen3-8b`"]);
     refused(&["stats", "no-such-model"], &["there is no model or file called `no-such-model`"]);
     // Neither of these is an id.
     refused(&["stats", "../org/model"], &["cannot read ../org/model"]);
@@ -249,9 +250,7 @@ fn fields_of_families_are_checked() {
         let parts = ["attention is math", "soft-capping"];
         refused(&["stats", path.to_str().unwrap(), "--attention", "math"], &parts);
     });
-    with_text(of("gemma").to_string().as_bytes(), |path| {
-        refused(&["stats", path.to_str().unwrap(), "--tp", "2"], &["is not shared by --tp"]);
-    });
+    refused(&["stats", "gpt2", "--tp", "2"], &["gpt2 is not shared by --tp", "Conv1D"]);
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn gpus_and_their_groups_go_together() {
     refused(&["fit", "gpt2", "--gpus", "4", "--tp", "2"], &["gpt2", "--tp"]);
     refused(&["fit", "gpt2", "--gpus", "4", "--fsdp", "2"], &["--gpus", "--fsdp"]);
     for gpus in ["0", "-1", "x", "99999999999"] {
-        refused(&["fit", "gpt2", &format!("--gpus={gpus}")], &["--gpus", "give a whole number from 1"]);
+        refused(&["fit", "gpt2", &format!("--gpus={gpus}")], &["--gpus", "give a whole number"]);
     }
 }
 
@@ -28,6 +28,11 @@ fn the_source_and_its_sizes_are_checked() {
     refused(&["fit", "gpt2", "--seq", "4096"], &["seq", "1024 positions"]);
     refused(&["fit", "gpt2", "--device", "h1000"], &["h1000", "h100"]);
     refused(&["fit", "missing.rmt"], &["missing.rmt"]);
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("step.rmt");
+    let trace = trace.to_str().unwrap();
+    assert_eq!(run(&["trace", "gpt2", "--layers", "1", "--seq", "16", "-o", trace]).code, Some(0));
+    refused(&["fit", trace, "--loss", "auto"], &["--loss auto is for models", "leave it out"]);
 }
 
 #[test]

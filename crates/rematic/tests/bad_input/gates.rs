@@ -53,6 +53,9 @@ fn lock_files_are_checked() {
     let step = "{\"source\":\"gpt2\",\"options\":[\"--colour\",\"red\"],\"figures\":{\"peak_bytes\":1}}";
     fs::write(&path, format!("{{\"version\":1,\"steps\":[{step}]}}")).unwrap();
     refused(&["check", file], &["is not a lock file", "`rematic stats gpt2 --colour red` is no command"]);
+    let step = step.replace("--colour", "--layers").replace("red", "1").replace("gpt2", "gtp2");
+    fs::write(&path, format!("{{\"version\":1,\"steps\":[{step}]}}")).unwrap();
+    refused(&["check", file], &["has the step `gtp2 --layers 1`, but", "did you mean `gpt2`?"]);
 }
 
 #[test]

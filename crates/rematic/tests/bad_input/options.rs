@@ -12,7 +12,8 @@ const COUNTS: [&str; 6] = ["--batch", "--seq", "--layers", "--dim", "--heads", "
 fn counts_are_whole_numbers_from_1() {
     for option in COUNTS {
         for value in ["0", "-1", "1.5", "x", "1e3", "NaN", "18446744073709551616"] {
-            stats("seed-transformer", &format!("{option} {value}"), &[option, value, "whole number from 1"]);
+            let rule = if value.len() > 10 { "a whole number from 1 to" } else { "a whole number, 1 or more" };
+            stats("seed-transformer", &format!("{option} {value}"), &[option, value, rule]);
         }
         refused(&["stats", "seed-transformer", option, ""], &[option]);
     }

@@ -132,7 +132,7 @@ fn a_curve_has_a_few_points() {
 #[test]
 fn there_is_at_least_one_device() {
     for count in ["0", "-4", "x", "1.5", "4294967296"] {
-        let parts = ["--world-size", count, "whole number from 1 to 4294967295"];
+        let parts = ["--world-size", count, "give a whole number"];
         refused(&with("curve", &["--world-size", count]), &parts);
         refused(&with("replay", &["--plan", "plan.json", "--world-size", count]), &parts);
         for planner in PLANNERS {
@@ -176,6 +176,11 @@ fn memory_of_the_host_is_a_size_for_the_exact_planner() {
     // Of too little nothing comes, and nothing is wrong.
     let without = answered(&plan(&["--json"]), 0).stdout;
     assert_eq!(answered(&plan(&["--host-memory", "512B", "--json"]), 0).stdout, without);
+    for verb in ["plan", "curve"] {
+        let words = "--host-bandwidth is for plans that move outputs to the host, and without --host-memory none does; give that too, or \
+                     leave it out";
+        refused(&with(verb, &["--host-bandwidth", "25"]), &[words]);
+    }
 }
 
 #[test]

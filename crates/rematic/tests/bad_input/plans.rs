@@ -239,12 +239,12 @@ fn plans_that_are_cut_off_are_refused() {
 
 #[test]
 fn versions_that_are_not_known_are_refused() {
-    for version in [0, 5, 4_294_967_296_u64] {
-        let parts = [&format!("format version {version}"), "reads 1 to 4", "update rematic"];
+    for version in [0, 7, 4_294_967_296_u64] {
+        let parts = [&format!("format version {version}"), "reads 1 to 6", "update rematic"];
         refused_change(|plan| plan["version"] = json!(version), &parts);
     }
     // Whatever else it has.
-    refused_plan(r#"{"format": "rematic-plan", "version": 7, "waves": []}"#, &["format version 7"]);
+    refused_plan(r#"{"format": "rematic-plan", "version": 8, "waves": []}"#, &["format version 8"]);
     refused_change(|plan| plan["version"] = json!("1"), &["version", "expected u32"]);
 }
 
@@ -283,12 +283,57 @@ fn numbers_out_of_range_are_refused() {
 }
 
 #[test]
+fn a_loss_in_chunks_is_what_the_facts_say() {
+    let words = "it computes the loss in chunks (`loss`), but ";
+    let refused = |version: u32, facts: Value, chunks: u64, parts: &[&str]| {
+        refused_change(
+            |plan| {
+                plan["version"] = json!(version);
+                plan["loss"] = json!({"head": "output", "chunks": chunks});
+                plan["facts"].as_array_mut().unwrap().extend(facts.as_array().unwrap().iter().cloned());
+            },
+            parts,
+        );
+    };
+    let facts = |chunks: &str| json!([["loss", "chunked"], ["loss-head", "output"], ["loss-chunks", chunks]]);
+    refused(4, facts("8"), 8, &[words, "versions of the format before 5 do not have that"]);
+    refused(5, facts("4"), 8, &[words, "its facts say another thing"]);
+    refused(5, json!([]), 8, &[words, "its facts say another thing"]);
+    refused(5, facts("0"), 0, &[words, "it needs a layer and at least 1 chunk"]);
+    refused(5, facts("8"), 8, &["loss is chunked", "the loss of seed-transformer is the sum of its output"]);
+}
+
+#[test]
+fn what_is_read_is_not_skipped() {
+    let region = &plan("exact")["regions"][0];
+    // The backward of gelu reads what the first projection makes.
+    let read = region["policy"].as_array().unwrap().iter().position(|op| op["op"] == "addmm.default").unwrap();
+    let (module, op) = (region["module"].as_str().unwrap(), region["policy"][read]["op"].as_str().unwrap());
+    let skip = |version: u32| {
+        move |plan: &mut Value| {
+            plan["version"] = json!(version);
+            plan["regions"][0]["policy"][read]["decision"] = json!("skip");
+        }
+    };
+    let older = format!("it skips operators of `{module}`, which version 5 of the format has not; plan again");
+    refused_change(skip(5), &[&older]);
+    let words = format!(
+        "does not run operator {read} (`{op}`) of `{module}` again, but in this step what it makes is read again"
+    );
+    refused_change(skip(6), &[&words, "plan again for this one"]);
+}
+
+#[test]
 fn older_plans_move_nothing_to_the_host() {
     let first = &plan("exact")["regions"][0];
     let (module, op) = (first["module"].as_str().unwrap(), first["policy"][2]["op"].as_str().unwrap());
     let words = format!("operator 2 (`{op}`) of `{module}` to the host (offload), but ");
     let offload = |plan: &mut Value| plan["regions"][0]["policy"][2]["decision"] = json!("offload");
-    refused_change(offload, &[&words, "versions of the format before 4 do not have that; plan again"]);
+    let before = |plan: &mut Value| {
+        plan["version"] = json!(3);
+        offload(plan);
+    };
+    refused_change(before, &[&words, "versions of the format before 4 do not have that; plan again"]);
     let without = |plan: &mut Value| {
         plan["version"] = json!(4);
         offload(plan);

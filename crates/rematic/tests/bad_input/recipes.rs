@@ -5,10 +5,10 @@ fn says(arguments: &str, parts: &[&str]) {
 }
 
 #[test]
-fn counts_of_a_recipe_are_whole_numbers_from_1() {
+fn counts_of_a_recipe_are_whole_numbers() {
     for value in ["0", "-1", "x", "1.5"] {
-        says(&format!("stats gpt2 --accumulate {value}"), &["--accumulate", value, "whole number from 1"]);
-        says(&format!("stats gpt2 --lora {value}"), &["--lora", value, "whole number from 1"]);
+        says(&format!("stats gpt2 --accumulate {value}"), &["--accumulate", value, "give a whole number, 1 or more"]);
+        says(&format!("stats gpt2 --lora {value}"), &["--lora", value, "give a whole number, 1 or more"]);
     }
     says("stats gpt2 --accumulate 1025", &["accumulate is 1025", "from 1 to 1024"]);
     says("stats gpt2 --lora 65537", &["lora is 65537", "from 1 to 65536"]);
@@ -39,13 +39,41 @@ fn precision_and_type_are_one_too_many() {
     says("stats gpt2 --precision int8", &["--precision", "int8", "mixed", "fp16"]);
     says("stats gpt2 --loss fused", &["--loss", "fused", "plain", "chunked"]);
     says("stats seed-transformer --loss chunked", &["loss is chunked", "sum of its output"]);
-    says("stats gemma-2-9b --loss chunked", &["loss is chunked", "scales its logits"]);
+    says("stats vit-base --loss chunked", &["loss is chunked", "for causal language models, and vit-base is none"]);
+    says(
+        "stats llama-3-8b --layers 1 --lora 8 --lora-targets q_proj,lm_head --loss chunked",
+        &["loss is chunked", "an adapter beside lm_head adds to its logits"],
+    );
     says("stats gpt2 --optimizer adagrad", &["--optimizer", "adagrad", "adamw8bit", "lion", "muon", "adafactor"]);
 }
 
 #[test]
+fn a_loss_is_chosen_together_with_a_plan() {
+    for verb in ["stats", "explain", "curve", "report"] {
+        says(
+            &format!("{verb} gpt2 --layers 1 --seq 16 --loss auto"),
+            &["--loss auto chooses together with a plan, so it is for the verbs plan and fit; give plain or chunked"],
+        );
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("step.rmt");
+    let trace = trace.to_str().unwrap();
+    let made = run(&["trace", "gpt2", "--layers", "1", "--seq", "16", "-o", trace]);
+    assert_eq!(made.code, Some(0), "{made:?}");
+    says(&format!("plan {trace} --budget 1GiB --loss auto"), &["saved trace", "drop --loss"]);
+    says(
+        "plan gpt2 --layers 1 --seq 16 --budget 1GiB --loss chunked --emit python",
+        &["computes the loss of `lm_head` in chunks, which the emitted Python cannot", "rematic.apply", "--loss plain"],
+    );
+}
+
+#[test]
 fn what_is_compiled_is_for_a_rehearsal() {
-    says("stats gpt2 --compile", &["torch.compile", "rematic rehearse -- python train.py"]);
+    says("stats gpt2 --compile", &["torch.compile", "--with-compile", "rematic rehearse -- python train.py"]);
+    says("explain seed-transformer --with-compile", &["seed-transformer has no config of Hugging Face's"]);
+    says("explain gpt2 --with-compile --lora 8", &["--lora is not rehearsed under torch.compile; drop one of them"]);
+    says("explain gpt2 --with-compile --world-size 8", &["--world-size is not rehearsed under torch.compile"]);
+    says("explain gpt2 --with-compile", &["gpt2 could not be rehearsed under torch.compile: no Python with PyTorch"]);
 }
 
 #[test]

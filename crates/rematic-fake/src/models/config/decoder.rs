@@ -6,8 +6,9 @@ use super::Config;
 use crate::error::FakeError;
 use crate::models::causal_lm::Activation;
 use crate::models::decoder::{
-    DecoderConfig, ExpertsConfig, Family, LatentConfig, LatentRotation, LogitScale, Window, WindowLayers,
+    DecoderConfig, ExpertsConfig, Family, LatentConfig, LatentRotation, Window, WindowLayers,
 };
+use crate::ops::LogitScale;
 
 pub(super) fn parse(config: &Config<'_>, family: Family) -> Result<DecoderConfig, FakeError> {
     config.refuse_rope_types()?;

@@ -144,6 +144,7 @@ fn gpt_neox(config: &Config<'_>) -> Result<Architecture, FakeError> {
         parallel: config.flag_or("use_parallel_residual", true)?,
         attention_dropout: config.probability_or("attention_dropout", 0.0)?,
         hidden_dropout: config.probability_or("hidden_dropout", 0.0)?,
+        group: None,
     }))
 }
 

@@ -1,6 +1,6 @@
 //! Self-attention of decoders.
 
-use super::norm::Norm;
+use super::norm::{Dealt, Norm};
 use super::rotary::Rotation;
 use super::{DecoderConfig, Family, Keywords, whole_sequence};
 use crate::models::causal_lm;
@@ -22,6 +22,8 @@ pub(super) struct SelfAttention {
     attention: Attention,
     scores: Scores,
     group: Option<TensorParallel>,
+    /// Whether every rank has all heads, and shares the projections only.
+    gathers: bool,
 }
 
 /// What computes attention.
@@ -65,26 +67,32 @@ impl SelfAttention {
     pub(super) fn new(parent: &Scope, config: &DecoderConfig, kernel: AttentionKernel) -> Self {
         let family = config.family;
         let scope = parent.child("self_attn", &format!("{}Attention", family.prefix()));
-        let (heads, key_heads) = (config.share(config.heads), config.share(config.key_heads));
+        let gathers = config.gathers_heads();
+        let own = |heads| if gathers { heads } else { config.share(heads) };
+        let (heads, key_heads) = (own(config.heads), own(config.key_heads));
         let scores = match family {
             Family::Gemma2 => Scores::Plain { capped: config.attention_softcap },
             Family::GptOss => Scores::Sinks(scope.parameter("sinks", &[heads])),
             _ => Scores::Kernel,
         };
         let (queries, keys) = (heads.saturating_mul(config.head_dim), key_heads.saturating_mul(config.head_dim));
+        let cut = |extent| if gathers { config.share(extent) } else { extent };
         let linear = |name, inputs, outputs, bias| Linear::new(&scope, name, inputs, outputs, bias);
-        let output = || linear("o_proj", queries, config.hidden, config.output_bias);
+        let output = || linear("o_proj", cut(queries), config.hidden, config.output_bias);
         let (projections, o_proj) = if family == Family::Phi3 {
             let o_proj = output();
             let all = queries.saturating_add(keys.saturating_mul(2));
-            (Projections::Fused { qkv_proj: linear("qkv_proj", config.hidden, all, config.qkv_bias) }, o_proj)
+            (Projections::Fused { qkv_proj: linear("qkv_proj", config.hidden, cut(all), config.qkv_bias) }, o_proj)
         } else {
             let separate = [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)]
-                .map(|(name, outputs)| linear(name, config.hidden, outputs, config.qkv_bias));
+                .map(|(name, outputs)| linear(name, config.hidden, cut(outputs), config.qkv_bias));
             (Projections::Separate(Box::new(separate)), output())
         };
-        let norm =
-            |name, shape: &[u64]| Norm::new(&scope, name, (family.norm(), &family.norm_class()), shape, config.group);
+        let dealt = match config.group {
+            Some(_) if family == Family::Olmo2 => Dealt::Replicated,
+            group => Dealt::own(group),
+        };
+        let norm = |name, shape: &[u64]| Norm::new(&scope, name, (family.norm(), &family.norm_class()), shape, dealt);
         let of_heads = |q: &[u64], k: &[u64]| Some((norm("q_norm", q), norm("k_norm", k)));
         let width = config.head_dim;
         let (order, norms) = match family {
@@ -109,6 +117,7 @@ impl SelfAttention {
             attention: Attention { kernel, dropout: config.attention_dropout, ..Attention::default() },
             scores,
             group: config.group,
+            gathers,
             scope,
         }
     }
@@ -137,12 +146,24 @@ impl SelfAttention {
                 }
             };
             output = output.reshape(&[batch, seq, self.heads.saturating_mul(self.head_dim)]);
-            output = self.o_proj.forward_rows(&output, self.group);
+            output = if self.gathers {
+                self.o_proj.forward_rows_of_all(&output, self.group)
+            } else {
+                self.o_proj.forward_rows(&output, self.group)
+            };
             kept = weights.clone();
             [output].into_iter().chain(weights).collect::<Vec<Tensor>>()
         });
         let output = output.into_iter().next().unwrap_or_else(|| input.clone());
         Attended { output, weights: kept }
+    }
+
+    fn project(&self, projection: &Linear, input: &Tensor) -> Tensor {
+        if self.gathers {
+            projection.forward_columns_gathered(input, self.group)
+        } else {
+            projection.forward_columns(input, self.group)
+        }
     }
 
     /// Heads of queries, keys and values: `[batch, heads, positions, width]`; and what they are parts of, if they are.
@@ -154,7 +175,7 @@ impl SelfAttention {
         let (q_proj, k_proj, v_proj) = match &self.projections {
             Projections::Separate(each) => (&each[0], &each[1], &each[2]),
             Projections::Fused { qkv_proj } => {
-                let projected = qkv_proj.forward(input);
+                let projected = self.project(qkv_proj, input);
                 let ends = [self.heads, self.heads + self.key_heads, self.heads + 2 * self.key_heads];
                 let starts = [0, ends[0], ends[1]];
                 let part =
@@ -166,9 +187,9 @@ impl SelfAttention {
             }
         };
         let norm = |first: bool| self.norms.as_ref().map(|(query, key)| if first { query } else { key });
-        let project = |projection: &Linear| projection.forward_columns(input, self.group);
+        let project = |projection: &Linear| self.project(projection, input);
         let normed = |tensor: Tensor, first: bool| match norm(first) {
-            Some(norm) => norm.forward_heads(&tensor, self.group),
+            Some(norm) => norm.forward(&tensor),
             None => tensor,
         };
         let three = match self.order {

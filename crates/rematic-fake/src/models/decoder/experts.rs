@@ -2,10 +2,12 @@
 
 use super::feed_forward::Mlp;
 use super::router::{Router, Routes};
-use super::{DecoderConfig, Family};
+use super::{DecoderConfig, Family, whole_sequence};
 use crate::ArangeOverload;
 use crate::models::causal_lm::Activation;
 use crate::nn::{Linear, Scope};
+use crate::ops::Wait;
+use crate::parallel::{Spread, TensorParallel};
 use crate::tensor::Tensor;
 
 /// Sizes and switches of the experts.
@@ -30,6 +32,11 @@ pub(in crate::models) struct ExpertsConfig {
 }
 
 impl ExpertsConfig {
+    /// Whether all layers have experts.
+    pub(in crate::models) fn is_everywhere(&self, layers: u64) -> bool {
+        self.step == 1 && self.dense.iter().all(|layer| *layer >= layers)
+    }
+
     /// Whether a layer has experts.
     pub(super) fn has(&self, layer: u64) -> bool {
         !self.dense.contains(&layer) && (layer + 1).is_multiple_of(self.step)
@@ -43,6 +50,7 @@ pub(super) struct SparseMoeBlock {
     experts: Experts,
     shared: Option<(Mlp, Linear)>,
     returns_shares: bool,
+    group: Option<TensorParallel>,
 }
 
 /// DeepSeek's: tokens go through some of many experts, and all of them through the shared ones.
@@ -51,6 +59,7 @@ pub(super) struct SharedMoe {
     experts: Experts,
     gate: Router,
     shared_experts: Mlp,
+    group: Option<TensorParallel>,
 }
 
 impl SharedMoe {
@@ -59,18 +68,20 @@ impl SharedMoe {
         let scope = parent.child("mlp", &format!("{}{class}", config.family.prefix()));
         let experts = Experts::new(&scope, config, sizes);
         let gate = Router::new(&scope, config, sizes);
-        let shared_experts = Mlp::new(&scope, "shared_experts", config, sizes.shared.unwrap_or(sizes.width));
-        SharedMoe { scope, experts, gate, shared_experts }
+        let shared_experts = Mlp::shared(&scope, "shared_experts", config, sizes.shared.unwrap_or(sizes.width));
+        SharedMoe { scope, experts, gate, shared_experts, group: config.group }
     }
 
     pub(super) fn forward(&self, input: &Tensor) -> Tensor {
-        self.scope.call(&[input], || {
+        let input = &whole_sequence(input, self.group);
+        let output = self.scope.call(&[input], || {
             let Routes { logits: _logits, weights, places } = self.gate.forward(input);
             let tokens = input.view(&[input.size(0).saturating_mul(input.size(1)), input.size(2)]);
             let output = self.experts.forward(&tokens, &places, &weights).view(input.shape());
             let shared = self.shared_experts.forward(input);
             output.add(&shared)
-        })
+        });
+        own_part_of_sum(output, self.group)
     }
 }
 
@@ -87,14 +98,20 @@ impl SparseMoeBlock {
             experts = Experts::new(&scope, config, sizes);
         }
         let shared = sizes.shared.map(|width| {
-            let mlp = Mlp::new(&scope, "shared_expert", config, width);
-            (mlp, Linear::new(&scope, "shared_expert_gate", config.hidden, 1, false))
+            let mlp = Mlp::shared(&scope, "shared_expert", config, width);
+            let gate = match config.group {
+                None => Linear::new(&scope, "shared_expert_gate", config.hidden, 1, false),
+                Some(group) => Linear::spread(&scope, "shared_expert_gate", [config.hidden, 1], Spread::Summand(group)),
+            };
+            (mlp, gate)
         });
-        SparseMoeBlock { scope, gate, experts, shared, returns_shares: config.family == Family::GptOss }
+        let returns_shares = config.family == Family::GptOss;
+        SparseMoeBlock { scope, gate, experts, shared, returns_shares, group: config.group }
     }
 
     /// What the experts make of the tokens; and their shares, if they are returned too.
     pub(super) fn forward(&self, input: &Tensor) -> (Tensor, Option<Tensor>) {
+        let input = &whole_sequence(input, self.group);
         let mut returned = self.scope.call(&[input], || {
             let shape = input.shape();
             let tokens = input.view(&[input.size(0).saturating_mul(input.size(1)), input.size(2)]);
@@ -104,7 +121,8 @@ impl SparseMoeBlock {
             let mut output = self.experts.forward(&tokens, &places, &weights);
             let weighted = self.shared.as_ref().zip(shared).map(|((_, gate), shared)| {
                 let share = {
-                    let logits = gate.forward(&tokens);
+                    // Of what every rank has.
+                    let logits = gate.forward_columns(&tokens, self.group);
                     logits.sigmoid()
                 };
                 share.mul(&shared)
@@ -116,8 +134,18 @@ impl SparseMoeBlock {
             [output.reshape(shape)].into_iter().chain(shares).collect::<Vec<Tensor>>()
         });
         let shares = (returned.len() > 1).then(|| returned.swap_remove(1));
-        (returned.swap_remove(0), shares)
+        (own_part_of_sum(returned.swap_remove(0), self.group), shares)
     }
+}
+
+/// What a block gives a rank: its part of the sequence of the sum of what all ranks have made.
+fn own_part_of_sum(summand: Tensor, group: Option<TensorParallel>) -> Tensor {
+    let Some(group) = group else { return summand };
+    let part = {
+        let summand = summand.distributed();
+        summand.scatter_sequence(group, Wait::AtOnce)
+    };
+    part.local()
 }
 
 /// The experts, whose weights lie in one tensor.
@@ -127,6 +155,7 @@ struct Experts {
     down_proj: Matrices,
     gate: Gate,
     count: u64,
+    group: Option<TensorParallel>,
 }
 
 /// What is between the two products.
@@ -158,12 +187,17 @@ impl Matrices {
         self.bias.as_ref().map(|bias| bias.rows_at(experts))
     }
 
+    /// The rank's own weight.
+    fn own(&self, group: Option<TensorParallel>) -> Tensor {
+        if group.is_some() { self.weight.local() } else { self.weight.clone() }
+    }
+
     /// Groups of rows, each times the matrix of its expert.
-    fn forward(&self, rows: &Tensor, ends: &Tensor, biases: Option<&Tensor>) -> Tensor {
+    fn forward(&self, weight: &Tensor, rows: &Tensor, ends: &Tensor, biases: Option<&Tensor>) -> Tensor {
         let product = if self.transposed {
-            rows.grouped_mm(&self.weight, ends)
+            rows.grouped_mm(weight, ends)
         } else {
-            let flipped = self.weight.transpose(-2, -1);
+            let flipped = weight.transpose(-2, -1);
             rows.grouped_mm(&flipped, ends)
         };
         match biases {
@@ -202,7 +236,7 @@ impl Gate {
 impl Experts {
     fn new(parent: &Scope, config: &DecoderConfig, sizes: &ExpertsConfig) -> Self {
         let scope = parent.child("experts", &format!("{}Experts", config.family.prefix()));
-        let (count, hidden, width) = (sizes.count, config.hidden, sizes.width);
+        let (count, hidden, width) = (sizes.count, config.hidden, config.share(sizes.width));
         let transposed = config.family == Family::GptOss;
         let gate_up_proj = Matrices::new(&scope, "gate_up_proj", [count, hidden, width.saturating_mul(2)], transposed);
         let down_proj = Matrices::new(&scope, "down_proj", [count, width, hidden], transposed);
@@ -211,12 +245,14 @@ impl Experts {
         } else {
             Gate::Halves { act_fn: scope.child("act_fn", config.activation.class()), activation: config.activation }
         };
-        Experts { scope, gate_up_proj, down_proj, gate, count }
+        Experts { scope, gate_up_proj, down_proj, gate, count, group: config.group }
     }
 
     /// `grouped_mm_experts_forward`: the rows of all tokens, sorted by expert, in one product. Its shapes are the same however
     /// tokens are spread.
     fn forward(&self, tokens: &Tensor, places: &Tensor, weights: &Tensor) -> Tensor {
+        let tokens = &if self.group.is_some() { tokens.local() } else { tokens.clone() };
+        let (up, down) = (self.gate_up_proj.own(self.group), self.down_proj.own(self.group));
         self.scope.call(&[tokens, places, weights], || {
             let (count, chosen, width) = (tokens.size(0), places.size(-1), tokens.size(-1));
             let rows = count.saturating_mul(chosen);
@@ -230,10 +266,10 @@ impl Experts {
             let sorted_weights = weights.rows_at(&order);
             let (_numbers, _each, ends) = sorted.offsets(self.count);
             let mut biases = self.gate_up_proj.biases(&sorted);
-            let mut output = self.gate_up_proj.forward(&selected, &ends, biases.as_ref());
+            let mut output = self.gate_up_proj.forward(&up, &selected, &ends, biases.as_ref());
             output = self.gate.forward(&output);
             biases = self.down_proj.biases(&sorted);
-            output = self.down_proj.forward(&output, &ends, biases.as_ref());
+            output = self.down_proj.forward(&down, &output, &ends, biases.as_ref());
             let mut weighted = {
                 let column = sorted_weights.unsqueeze(-1);
                 output.mul(&column)

@@ -56,9 +56,16 @@ pub(super) struct Mlp {
     act_fn: Scope,
     activation: Activation,
     group: Option<TensorParallel>,
+    /// Whether it is a part of a block that gathers the sequence, and gives summands.
+    inner: bool,
 }
 
 impl Mlp {
+    /// One that all tokens of a block of experts go through.
+    pub(super) fn shared(parent: &Scope, name: &str, config: &DecoderConfig, wide: u64) -> Self {
+        Mlp { inner: true, ..Mlp::new(parent, name, config, wide) }
+    }
+
     pub(super) fn new(parent: &Scope, name: &str, config: &DecoderConfig, wide: u64) -> Self {
         let scope = parent.child(name, &format!("{}MLP", config.family.prefix()));
         let (hidden, wide, bias) = (config.hidden, config.share(wide), config.mlp_bias);
@@ -69,12 +76,13 @@ impl Mlp {
             act_fn: scope.child("act_fn", config.activation.class()),
             activation: config.activation,
             group: config.group,
+            inner: false,
             scope,
         }
     }
 
     pub(super) fn forward(&self, input: &Tensor) -> Tensor {
-        let input = &whole_sequence(input, self.group);
+        let input = &if self.inner { input.clone() } else { whole_sequence(input, self.group) };
         self.scope.call(&[input], || {
             let product = {
                 let activated = {
@@ -84,7 +92,10 @@ impl Mlp {
                 let up = self.up_proj.forward_columns(input, self.group);
                 activated.mul(&up)
             };
-            self.down_proj.forward_rows(&product, self.group)
+            match self.group {
+                Some(_) if self.inner => self.down_proj.forward_summand(&product),
+                group => self.down_proj.forward_rows(&product, group),
+            }
         })
     }
 }
@@ -96,6 +107,7 @@ pub(super) struct FusedMlp {
     down_proj: Linear,
     activation_fn: Scope,
     activation: Activation,
+    group: Option<TensorParallel>,
 }
 
 impl FusedMlp {
@@ -103,25 +115,27 @@ impl FusedMlp {
         let scope = parent.child("mlp", &format!("{}MLP", config.family.prefix()));
         let (hidden, wide) = (config.hidden, config.intermediate);
         FusedMlp {
-            gate_up_proj: Linear::new(&scope, "gate_up_proj", hidden, wide.saturating_mul(2), false),
-            down_proj: Linear::new(&scope, "down_proj", wide, hidden, false),
+            gate_up_proj: Linear::new(&scope, "gate_up_proj", hidden, config.share(wide.saturating_mul(2)), false),
+            down_proj: Linear::new(&scope, "down_proj", config.share(wide), hidden, false),
             activation_fn: scope.child("activation_fn", config.activation.class()),
             activation: config.activation,
+            group: config.group,
             scope,
         }
     }
 
     fn forward(&self, input: &Tensor) -> Tensor {
+        let input = &whole_sequence(input, self.group);
         self.scope.call(&[input], || {
             let [gate, mut up] = {
-                let both = self.gate_up_proj.forward(input);
+                let both = self.gate_up_proj.forward_columns_gathered(input, self.group);
                 both.split_into::<2>(-1)
             };
             up = {
                 let activated = self.activation.forward(&self.activation_fn, &gate);
                 up.mul(&activated)
             };
-            self.down_proj.forward(&up)
+            self.down_proj.forward_rows_of_all(&up, self.group)
         })
     }
 }

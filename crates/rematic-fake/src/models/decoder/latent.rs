@@ -1,6 +1,6 @@
 //! Attention on latent vectors (MLA): keys and values are made of one narrow vector a position, and only a part of a head turns.
 
-use super::norm::{Norm, NormKind};
+use super::norm::{Dealt, Norm, NormKind};
 use super::rotary::Rotation;
 use super::{DecoderConfig, Keywords};
 use crate::models::causal_lm;
@@ -74,7 +74,7 @@ impl LatentAttention {
         let scope = parent.child("self_attn", &format!("{}Attention", family.prefix()));
         let linear = |name, inputs, outputs, bias| Linear::new(&scope, name, inputs, outputs, bias);
         let class = family.norm_class();
-        let norm = |name, width| Norm::new(&scope, name, (NormKind::Plain, &class), &[width], None);
+        let norm = |name, width| Norm::new(&scope, name, (NormKind::Plain, &class), &[width], Dealt::Alone);
         let (hidden, bias) = (config.hidden, config.qkv_bias);
         let of_heads = |width: u64| config.heads.saturating_mul(width);
         let all_queries = of_heads(widths.still.saturating_add(widths.turning));

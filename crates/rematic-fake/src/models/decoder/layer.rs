@@ -3,7 +3,7 @@
 use super::attention::{Attended, SelfAttention};
 use super::feed_forward::FeedForward;
 use super::latent::LatentAttention;
-use super::norm::Norm;
+use super::norm::{Dealt, Norm};
 use super::{DecoderConfig, Family, Keywords};
 use crate::AttentionKernel;
 use crate::nn::{Dropout, Scope};
@@ -73,8 +73,17 @@ impl DecoderLayer {
             Arrangement::Parallel => &["input_layernorm"],
         };
         let kind = (family.norm(), family.norm_class());
-        let norm = |name: &&str| Norm::new(&scope, name, (kind.0, &kind.1), &[config.hidden], config.group);
-        let norms = names.iter().map(norm).collect();
+        // What a norm behind a part gives is added to the residual.
+        let is_behind = |at: usize| match arrangement {
+            Arrangement::Behind => true,
+            Arrangement::Around => at % 2 == 1,
+            Arrangement::Before | Arrangement::Parallel => false,
+        };
+        let norm = |(at, name): (usize, &&str)| {
+            let dealt = if is_behind(at) { Dealt::own(config.group) } else { Dealt::before(config.group) };
+            Norm::new(&scope, name, (kind.0, &kind.1), &[config.hidden], dealt)
+        };
+        let norms = names.iter().enumerate().map(norm).collect();
         let dropout = |name| Dropout::new(&scope, name, config.resid_dropout);
         let dropouts = (family == Family::Phi3).then(|| (dropout("resid_attn_dropout"), dropout("resid_mlp_dropout")));
         let scaled = family == Family::Granite;
@@ -94,14 +103,14 @@ impl DecoderLayer {
 
     fn normed_before(&self, input: &Tensor, keywords: &Keywords<'_>, first: &Norm, second: &Norm) -> Tensor {
         let mut residual = input.clone();
-        let mut hidden = first.forward_part(input, self.group);
+        let mut hidden = first.forward(input);
         let attended = self.self_attn.forward(&hidden, keywords);
         // A variable that nobody looks at: the weights, until there are shares of experts.
         let mut unused = attended.weights;
         hidden = attended.output;
         hidden = self.added(&residual, hidden, true);
         residual = hidden.clone();
-        hidden = second.forward_part(&hidden, self.group);
+        hidden = second.forward(&hidden);
         let fed = self.mlp.forward_with_shares(&hidden);
         hidden = fed.0;
         if fed.1.is_some() {
@@ -124,13 +133,18 @@ impl DecoderLayer {
 
     fn normed_behind(&self, input: &Tensor, keywords: &Keywords<'_>, first: &Norm, second: &Norm) -> Tensor {
         let mut residual = input.clone();
-        let mut hidden = self.self_attn.forward(input, keywords).output;
+        let mut hidden = self.self_attn.forward(&self.dealt(input), keywords).output;
         hidden = first.forward(&hidden);
         hidden = residual.add(&hidden);
         residual = hidden.clone();
-        hidden = self.mlp.forward(&hidden);
+        hidden = self.mlp.forward(&self.dealt(&hidden));
         hidden = second.forward(&hidden);
         residual.add(&hidden)
+    }
+
+    /// The rank's own part of the residual, as a part of what is dealt out.
+    fn dealt(&self, part: &Tensor) -> Tensor {
+        if self.group.is_some() { part.distributed() } else { part.clone() }
     }
 
     fn normed_around(&self, input: &Tensor, keywords: &Keywords<'_>, norms: [&Norm; 4]) -> Tensor {

@@ -14,13 +14,13 @@ use rematic_trace::Dtype;
 pub(super) use self::experts::ExpertsConfig;
 pub(super) use self::latent::{LatentConfig, LatentRotation};
 use self::layer::{Arrangement, DecoderLayer};
-use self::norm::{Norm, NormKind};
+use self::norm::{Dealt, Norm, NormKind};
 use self::rotary::Rotation;
 pub(super) use self::rotary::{RotaryEmbedding, Turn, parts};
 use super::causal_lm::{self, Activation};
 use crate::AttentionKernel;
 use crate::nn::{Embedding, Linear, Scope};
-use crate::ops::Wait;
+use crate::ops::{Cut, LogitScale, Wait};
 use crate::parallel::TensorParallel;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
@@ -82,9 +82,15 @@ impl Family {
         }
     }
 
-    /// Whether ranks can share it.
-    pub(super) fn can_be_shared(self) -> bool {
-        matches!(self, Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3)
+    /// Why ranks cannot share it, if they cannot.
+    pub(super) fn why_alone(self) -> Option<&'static str> {
+        match self {
+            Family::GptOss => {
+                Some("transformers has no plan for it, and each rank would add the biases of its experts")
+            }
+            Family::DeepseekV2 | Family::DeepseekV3 => Some("its latent attention is in no plan that runs its classes"),
+            _ => None,
+        }
     }
 
     /// The layers that PEFT gives adapters if it is not told which (`TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING` of 0.21).
@@ -170,18 +176,6 @@ impl Family {
     }
 }
 
-/// What is done to the logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LogitScale {
-    None,
-    /// Multiplied by a number.
-    Times,
-    /// Divided by a number.
-    Over,
-    /// Kept between two numbers by a hyperbolic tangent.
-    Softcap,
-}
-
 /// Sizes and switches of a decoder.
 #[derive(Clone, Debug)]
 pub(super) struct DecoderConfig {
@@ -218,14 +212,15 @@ pub(super) struct DecoderConfig {
 }
 
 impl DecoderConfig {
-    /// Whether logits are changed before the loss.
-    pub(super) fn scales_logits(&self) -> bool {
-        !matches!(self.logits, LogitScale::None)
-    }
-
     /// What the rank has of an extent that is cut.
     fn share(&self, extent: u64) -> u64 {
         self.group.map_or(extent, |group| group.share(extent))
+    }
+
+    /// Whether every one of several ranks computes attention of all heads, and shares the projections only: where they are one
+    /// weight, or a norm is over all heads. It is how the plans of transformers do it.
+    fn gathers_heads(&self) -> bool {
+        self.group.is_some() && matches!(self.family, Family::Phi3 | Family::Olmo2)
     }
 
     /// What no kernel of PyTorch's has, so that plain operators compute attention.
@@ -310,13 +305,7 @@ impl Decoder {
         let given: Vec<&Tensor> = [tokens, tokens].into_iter().chain(positions).collect();
         self.scope.call_with(&[], &given, || {
             let hidden = self.model.forward(tokens, positions);
-            let scale = |logits: Tensor| match self.logits {
-                LogitScale::None => logits,
-                LogitScale::Times => logits.mul_scalar(),
-                LogitScale::Over => logits.div_scalar(),
-                LogitScale::Softcap => causal_lm::softcap(logits),
-            };
-            causal_lm::lm_outputs(&hidden, &self.lm_head, scale, tokens, self.group)
+            causal_lm::lm_outputs(&hidden, &self.lm_head, self.logits, tokens, self.group)
         })
     }
 }
@@ -329,6 +318,8 @@ struct DecoderModel {
     rotary_emb: RotaryEmbedding,
     family: Family,
     window: Option<Window>,
+    /// Whether a layer has the window.
+    windowed: bool,
     group: Option<TensorParallel>,
 }
 
@@ -339,16 +330,25 @@ impl DecoderModel {
         let embed_tokens = match (config.group, family.scaled_embedding()) {
             (None, None) => Embedding::new(&scope, "embed_tokens", config.vocab, config.hidden),
             (None, Some(class)) => Embedding::scaled(&scope, "embed_tokens", &class, config.vocab, config.hidden),
-            (Some(group), _) => Embedding::part(&scope, "embed_tokens", config.vocab, config.hidden, group),
+            (Some(group), class) => {
+                Embedding::part(&scope, "embed_tokens", class.as_deref(), [config.vocab, config.hidden], group)
+            }
         };
         let list = scope.child("layers", "ModuleList");
         let layers = (0..config.layers).map(|index| DecoderLayer::new(&list, index, config, kernel)).collect();
-        let norm = Norm::new(&scope, "norm", (family.norm(), &family.norm_class()), &[config.hidden], config.group);
+        let norm = Norm::new(
+            &scope,
+            "norm",
+            (family.norm(), &family.norm_class()),
+            &[config.hidden],
+            Dealt::before(config.group),
+        );
         let rotary_emb = RotaryEmbedding::new(&scope, config);
         // The window counts only if some layer has it, unless its mask is made all the same.
-        let counts = family.masks() == Masks::Both || config.window_layers().1;
+        let windowed = config.window_layers().1;
+        let counts = family.masks() == Masks::Both || windowed;
         let window = config.window.clone().filter(|_| counts);
-        DecoderModel { scope, embed_tokens, layers, norm, rotary_emb, family, window, group: config.group }
+        DecoderModel { scope, embed_tokens, layers, norm, rotary_emb, family, window, windowed, group: config.group }
     }
 
     fn forward(&self, tokens: &Tensor, positions: Option<&Tensor>) -> Tensor {
@@ -356,7 +356,7 @@ impl DecoderModel {
         self.scope.call_with(&[], &given, || {
             let mut embedded = match self.group {
                 None => self.embed_tokens.forward(tokens),
-                Some(group) => self.embed_tokens.forward_part(tokens, group),
+                Some(group) => self.embed_tokens.forward_part(tokens, group, self.has_masks(tokens.size(1))),
             };
             if self.family == Family::Granite {
                 embedded = embedded.mul_scalar();
@@ -366,14 +366,23 @@ impl DecoderModel {
             let (full, sliding) = self.masks(&positions, &embedded);
             let mut hidden = embedded.clone();
             let angles = self.angles(&hidden, &positions);
+            if let Some(group) = self.group.filter(|_| self.has_masks(tokens.size(1))) {
+                hidden = own_sequence(&hidden, group);
+            }
             for (index, layer) in (0..).zip(&self.layers).take_while(|_| !tokens.tape().has_failed()) {
                 let windowed = self.window.as_ref().is_some_and(|window| window.layers.contains(index));
                 let mask = if windowed { sliding.as_ref() } else { full.as_ref() };
                 let rotary = angles.1.as_ref().filter(|_| windowed).unwrap_or(&angles.0);
                 hidden = layer.forward(&hidden, &Keywords { rotary, mask, positions: &positions });
             }
-            self.norm.forward_part(&hidden, self.group)
+            self.norm.forward(&hidden)
         })
+    }
+
+    /// Whether a layer has a mask, which is of the length of what the embedding gives.
+    fn has_masks(&self, seq: u64) -> bool {
+        let has_plain = matches!(self.family, Family::Gemma2 | Family::GptOss);
+        has_plain || self.windowed && self.window.as_ref().is_some_and(|window| seq >= window.size)
     }
 
     /// Cosines and sines; and those of layers with a window, if they are others.
@@ -392,7 +401,7 @@ impl DecoderModel {
                 if self.family == Family::Gemma2 {
                     causal_lm::skip_causal_mask(positions, batch);
                 }
-                causal_lm::eager_mask(positions, batch, windowed, embedded.dtype())
+                causal_lm::eager_mask(positions, [batch, embedded.size(1)], windowed, embedded.dtype())
             };
             let full = mask(false);
             return (Some(full), Some(mask(true)));
@@ -401,7 +410,13 @@ impl DecoderModel {
             causal_lm::skip_causal_mask(positions, batch);
         }
         let window = self.window.as_ref();
-        (None, window.and_then(|window| causal_lm::sliding_window_mask(positions, batch, window.size)))
+        (
+            None,
+            window.and_then(|window| {
+                let seen = [batch, embedded.size(1)];
+                causal_lm::sliding_window_mask(positions, seen, window.size)
+            }),
+        )
     }
 }
 
@@ -421,7 +436,14 @@ impl<'a> Keywords<'a> {
     }
 }
 
+/// What a rank of several has of hidden states that all of them have.
+fn own_sequence(whole: &Tensor, group: TensorParallel) -> Tensor {
+    let whole = whole.distributed();
+    let part = whole.own_part(group, Cut::Sequence, Wait::AtOnce);
+    part.local()
+}
+
 /// What a rank of several computes attention and the feed-forward network of: all of the sequence.
-fn whole_sequence(part: &Tensor, group: Option<TensorParallel>) -> Tensor {
+pub(super) fn whole_sequence(part: &Tensor, group: Option<TensorParallel>) -> Tensor {
     group.map_or_else(|| part.clone(), |group| part.gather_sequence(group, Wait::AtOnce))
 }

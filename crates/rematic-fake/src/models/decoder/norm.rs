@@ -3,7 +3,7 @@
 use rematic_trace::Dtype;
 
 use crate::nn::{RmsNorm, Scope};
-use crate::parallel::TensorParallel;
+use crate::parallel::{Spread, TensorParallel};
 use crate::tensor::Tensor;
 
 /// Which norm a family has.
@@ -19,8 +19,40 @@ pub(super) enum NormKind {
     Centred,
 }
 
+/// What a norm works on where several ranks share the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dealt {
+    /// One rank has the model.
+    Alone,
+    /// A part of the sequence (`SequenceParallel`), for what is dealt out too.
+    Part(TensorParallel),
+    /// A part of the sequence or of the heads, for what is the rank's own (`use_local_output`).
+    PartOfOwn(TensorParallel),
+    /// What all ranks have, and make the same of (torchtitan's `NoParallel`).
+    Replicated,
+}
+
+impl Dealt {
+    /// A norm before attention or the feed-forward network.
+    pub(super) fn before(group: Option<TensorParallel>) -> Self {
+        group.map_or(Dealt::Alone, Dealt::Part)
+    }
+
+    /// A norm whose result is the rank's own.
+    pub(super) fn own(group: Option<TensorParallel>) -> Self {
+        group.map_or(Dealt::Alone, Dealt::PartOfOwn)
+    }
+
+    fn spread(self) -> Spread {
+        match self {
+            Dealt::Alone | Dealt::Replicated => Spread::Own,
+            Dealt::Part(group) | Dealt::PartOfOwn(group) => Spread::Summand(group),
+        }
+    }
+}
+
 /// A norm over the last dimension.
-pub(super) struct Norm(Form);
+pub(super) struct Norm(Form, Dealt);
 
 enum Form {
     Plain(RmsNorm),
@@ -28,40 +60,35 @@ enum Form {
 }
 
 impl Norm {
-    /// With a weight of this shape, on all ranks the same; `class` is the Python class.
+    /// With a weight of this shape; `class` is the Python class.
     pub(super) fn new(
         parent: &Scope,
         name: &str,
         (kind, class): (NormKind, &str),
         shape: &[u64],
-        group: Option<TensorParallel>,
+        dealt: Dealt,
     ) -> Self {
         if let (NormKind::Plain, [width]) = (kind, shape) {
-            return Norm(Form::Plain(RmsNorm::with(parent, name, class, *width, group)));
+            return Norm(Form::Plain(RmsNorm::with(parent, name, class, *width, dealt.spread())), dealt);
         }
         let scope = parent.child(name, class);
-        let weight = scope.parameter("weight", shape);
-        Norm(Form::Own { scope, weight, kind })
-    }
-
-    /// Runs the norm on the rank's part.
-    pub(super) fn forward_part(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
-        match &self.0 {
-            Form::Plain(norm) => norm.forward_part(input, group),
-            Form::Own { .. } => self.forward(input),
-        }
-    }
-
-    /// Runs the norm on the rank's heads.
-    pub(super) fn forward_heads(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
-        match &self.0 {
-            Form::Plain(norm) => norm.forward_heads(input, group),
-            Form::Own { .. } => self.forward(input),
-        }
+        let weight = scope.parameter_of("weight", shape, dealt.spread());
+        Norm(Form::Own { scope, weight, kind }, dealt)
     }
 
     /// Runs the norm.
     pub(super) fn forward(&self, input: &Tensor) -> Tensor {
+        match self.1 {
+            Dealt::Alone => self.normed(input),
+            Dealt::Part(_) => self.normed(&input.distributed()),
+            Dealt::PartOfOwn(_) | Dealt::Replicated => {
+                let output = self.normed(&input.distributed());
+                output.local()
+            }
+        }
+    }
+
+    fn normed(&self, input: &Tensor) -> Tensor {
         match &self.0 {
             Form::Plain(norm) => norm.forward(input),
             Form::Own { scope, weight, kind } => scope.call(&[input], || match kind {

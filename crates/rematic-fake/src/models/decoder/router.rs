@@ -4,6 +4,7 @@ use rematic_trace::Dtype;
 
 use super::{DecoderConfig, ExpertsConfig, Family};
 use crate::nn::{Outputs, Scope};
+use crate::parallel::TensorParallel;
 use crate::tensor::Tensor;
 
 /// Where tokens go.
@@ -30,6 +31,7 @@ pub(super) struct Router {
     /// Added to the scores by which experts are chosen.
     correction: Option<Tensor>,
     groups: Option<(u64, u64)>,
+    group: Option<TensorParallel>,
 }
 
 impl Router {
@@ -44,15 +46,22 @@ impl Router {
         let correction = (family == Family::DeepseekV3)
             .then(|| scope.buffer("e_score_correction_bias", weight.dtype(), &[sizes.count]));
         let (chosen, normalized, groups) = (sizes.chosen, sizes.normalized, sizes.groups);
-        Router { scope, weight, bias, chosen, normalized, family, correction, groups }
+        Router { scope, weight, bias, chosen, normalized, family, correction, groups, group: config.group }
     }
 
+    /// On all ranks the same, if there are several; what it says is the rank's own then.
     pub(super) fn forward(&self, tokens: &Tensor) -> Routes {
-        self.scope.call(&[tokens], || match self.family {
+        let tokens = &if self.group.is_some() { tokens.for_replicas() } else { tokens.clone() };
+        let routes = self.scope.call(&[tokens], || match self.family {
             Family::GptOss => self.of_logits(tokens),
             Family::DeepseekV2 | Family::DeepseekV3 => self.of_groups(tokens),
             _ => self.of_shares(tokens),
-        })
+        });
+        if self.group.is_none() {
+            return routes;
+        }
+        let Routes { logits, weights, places } = routes;
+        Routes { logits: logits.local(), weights: weights.local(), places: places.local() }
     }
 
     /// The experts with the highest logits, which share a token by them.
@@ -134,7 +143,7 @@ impl Router {
         } else {
             logits.softmax_in_single()
         };
-        let (mut weights, places) = shares.top(self.chosen);
+        let (mut weights, places) = shares.top_for(self.chosen, self.group);
         if self.normalized {
             let sum = weights.sum_dim(-1, true);
             weights = weights.divided_in_place(&sum);

@@ -1,5 +1,5 @@
-use super::super::flow::operator;
-use super::super::loss::Loss;
+use rematic_trace::Opt;
+
 use super::super::remedy::{Numerics, Proposal, RemedyKind};
 use super::super::scenario::{Change, Scale};
 use super::Step;
@@ -17,7 +17,7 @@ pub(super) fn chunked_loss(step: &Step<'_>) -> Option<Proposal> {
     Some(Proposal {
         kind: RemedyKind::ChunkedLoss,
         title: format!("Compute the loss in {CHUNKS} chunks"),
-        how: how(step, loss),
+        how: how(step),
         assumption: "The logits are not returned, and are computed twice".to_owned(),
         extra: Some(loss.projections.union(&loss.ops).map(|op| step.costs.time(*op)).sum()),
         numerics: Numerics::Rounding,
@@ -28,16 +28,16 @@ pub(super) fn chunked_loss(step: &Step<'_>) -> Option<Proposal> {
     })
 }
 
-/// Operators that change logits before the loss, which `rematic.chunked_loss` does not.
-const CHANGING: [&str; 3] = ["tanh", "mul", "div"];
+/// Endings of the classes of causal language models, whose loss the command computes so too.
+const CAUSAL: [&str; 2] = ["ForCausalLM", "LMHeadModel"];
 
-fn how(step: &Step<'_>, loss: &Loss) -> String {
-    let changes = loss.ops.iter().any(|op| CHANGING.contains(&operator(step.trace, *op)));
-    if changes {
-        return "by hand: run the last projection, what the model does to its logits (rematic.chunked_loss does not), and the loss \
-                on an eighth of the rows at a time, each checkpointed"
-            .to_owned();
-    }
-    "rematic.chunked_loss, or --loss chunked here: the last projection and the loss on an eighth of the rows at a time"
-        .to_owned()
+fn how(step: &Step<'_>) -> String {
+    let class = step.trace.modules().iter().next().map_or("", |root| root.class.as_str());
+    let asked = Opt("loss").to("chunked");
+    let asked = if CAUSAL.iter().any(|ending| class.ends_with(ending)) {
+        format!("{asked} (rematic.auto applies it)")
+    } else {
+        "rematic.auto with loss_kind=\"chunked\"".to_owned()
+    };
+    format!("{asked}: the last projection and the loss on an eighth of the rows at a time")
 }

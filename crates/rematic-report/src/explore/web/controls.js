@@ -25,7 +25,7 @@ const fields = new Map();
 
 const options = (name) => {
   const own = { model: choices.models, device: choices.devices }[name];
-  if (own) return own.map((one) => [one.name, name === "device" ? `${one.name} (${one.help})` : one.name, one.help]);
+  if (own) return own.map((one) => [one.name, name === "device" ? `${one.name} (${one.help.replace(/^(NVIDIA|AMD) /, "")})` : one.name, one.help]);
   return [["", "default", "What the command takes where nothing is said."], ...(named.get(name) ?? []).map((one) => [one.name, one.name, one.help])];
 };
 
@@ -39,7 +39,7 @@ const field = ([name, label, kind, , help], changed) => {
   } else if (kind === "derived") {
     input = element("output", { id, name, title: help, "aria-describedby": `why-${name}` }, "1");
   } else {
-    input = element("input", { ...common, type: "text", inputmode: kind === "count" ? "numeric" : null, placeholder: name === "budget" ? "what fits the device" : "default", spellcheck: "false", autocomplete: "off" });
+    input = element("input", { ...common, type: "text", inputmode: kind === "count" ? "numeric" : null, placeholder: name === "budget" ? "as the device has" : "default", spellcheck: "false", autocomplete: "off" });
   }
   if (kind === "count") {
     const scaled = (sign, title, change) => element("button", { type: "button", class: "scale", title: `${title} ${label.toLowerCase()}`, "aria-label": `${title} ${label.toLowerCase()}`, onclick: () => {

@@ -80,7 +80,7 @@ const verdict = (answer) => {
     case "planned":
       return [element("strong", { class: "good" }, "Fits with a plan"), ` ${budget == null ? "on" : "within"} ${target}: `, ...of,
         ", at ", element("strong", null, share), ` of time. The peak goes from ${bytes(baseline)} to ${bytes(peak)}.`, beyond(answer),
-        answer.is_final ? ` ${capital(answer.quality ?? "")}.` : " Looking for a better plan …"];
+        answer.is_final ? (answer.quality ? ` ${capital(answer.quality)}.` : "") : " Looking for a better plan …"];
     case "infeasible":
       return [element("strong", { class: "bad" }, answer.is_final ? "Does not fit" : "Does not fit so far"), ` ${budget == null ? "on" : "within"} ${target}. With the plan that goes lowest, it takes `, ...of,
         more ? `: ${bytes(more)} too much.` : ".", answer.is_final ? " Try a smaller batch, more GPUs, another optimizer or precision, or a larger device." : " Looking for a better plan …"];
@@ -126,8 +126,8 @@ const showDefaults = (options) => {
     const own = options[name];
     if (own == null || input.value !== "") continue;
     input.dataset.own = own;
-    if (input.tagName === "SELECT") input.options[0].textContent = `default: ${own}`;
-    else input.placeholder = `default: ${own}`;
+    if (input.tagName === "SELECT") input.options[0].textContent = `${own} (default)`;
+    else input.placeholder = own;
   }
 };
 

@@ -19,7 +19,7 @@ const planDocument = (plan) => ({
     recompute_ms: recompute,
     ...(plan.moves?.[at] ? { offload: plan.moves[at] } : {}),
     policy: [...data.policies[policy]].map((decision, index) => ({
-      index, op: ops.names[ops.name[start + index]], decision: { s: "save", o: "offload", r: "recompute" }[decision],
+      index, op: ops.names[ops.name[start + index]], decision: { s: "save", o: "offload", r: "recompute", k: "skip" }[decision],
     })),
   })),
 });

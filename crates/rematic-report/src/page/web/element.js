@@ -13,7 +13,14 @@ const fill = (node, attributes, children) => {
   return node;
 };
 
-const element = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+// Names of operators and modules may go on in the next line after a dot or an underscore, and not in the middle of a word.
+const PROSE = new Set(["td", "small", "p", "strong", "dd", "span"]);
+const breakable = (child) => (typeof child === "string" && /[\w*.]{14}/.test(child)
+  ? child.split(/(?<=[A-Za-z*][._])(?=[A-Za-z*])/).flatMap((part, at) => (at ? [document.createElement("wbr"), part] : [part]))
+  : [child]);
+
+const element = (tag, attributes, ...children) =>
+  fill(document.createElement(tag), attributes, PROSE.has(tag) ? children.flat().flatMap(breakable) : children);
 
 const drawing = (tag, attributes, ...children) =>
   fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);

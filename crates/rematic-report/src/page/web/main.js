@@ -26,17 +26,24 @@ const verdict = () => {
   const way = [sized(data.baseline_peak_bytes), " to ", sized(own.peak_bytes)];
   const time = `${millis(own.extra_ms)} on top of ${millis(data.step_ms)} (${slower(own.extra_ms)})`;
   return fits
-    ? [element("strong", { class: "good" }, "Fits with a plan"), ...into(), ". The peak goes from ", ...way, ` for ${time} of recomputation${offloaded()}; ${own.quality}${data.for_device ? " with that peak" : ""}.`]
+    ? [element("strong", { class: "good" }, "Fits with a plan"), ...into(), ". The peak goes from ", ...way, ` for ${time} of recomputation${offloaded()}; ${own.quality}${data.for_device && own.quality.endsWith("known") ? "" : data.for_device ? " with that peak" : ""}.`]
     : [element("strong", { class: "bad" }, "Does not fit"), ...into(), ". ", ...(own.regions.length
       ? ["With the plan that goes lowest, the peak goes from ", ...way, ` for ${time}.`]
       : ["Recomputation does not lower the peak, ", sized(own.peak_bytes), "."])];
 };
 
-// Another way that is enough and costs less than the plan, or is enough where no plan is.
+// Another way, or several together, that are enough and cost less than the plan, or are enough where no plan is; on the same devices,
+// and computing the same up to rounding.
 const cheaper = () => {
   if (!own.regions.length && fits) return null;
-  const enough = data.explanation.remedies.filter(({ kind, peak_bytes: peak, extra_ms: extra }) =>
-    kind !== "checkpointing" && peak <= own.budget_bytes && extra != null && (!fits || extra < own.extra_ms));
+  const { remedies, pairs, together } = data.explanation;
+  const titles = new Map(remedies.map(({ kind, title }) => [kind, `${title.charAt(0).toLowerCase()}${title.slice(1)}`]));
+  const joined = (several) => ({ ...several, title: several.remedies.map((kind) => titles.get(kind)).join(" + "), assumption: "Each peak is a replay of the whole step" });
+  const combined = [...pairs, together].filter((several) => several?.remedies.every((kind) => titles.has(kind))).map(joined);
+  const isLike = ({ kind, numerics }) => kind !== "checkpointing" && kind !== "sharding" && numerics !== "approximate";
+  const single = remedies.filter(isLike).map((remedy) => ({ ...remedy, title: titles.get(remedy.kind) }));
+  const enough = [...single, ...combined].filter(({ peak_bytes: peak, extra_ms: extra }) =>
+    peak <= own.budget_bytes && extra != null && (!fits || extra < own.extra_ms));
   return enough.sort((a, b) => a.extra_ms - b.extra_ms)[0] ?? null;
 };
 
@@ -71,7 +78,7 @@ const figures = () => {
   parts.push(
     figure("step", millis(step), PHASES.map((phase, at) => `${phase} ${millis(data.phase_ms[at])}`).join(", "), step));
   if (data.pace_words) {
-    parts.push(figure(planned ? "step with the plan" : "pace", millis(data.planned_step_ms), data.pace_words, data.planned_step_ms));
+    parts.push(figure(planned ? "step with the plan" : "pace", millis(data.planned_step_ms), data.pace_words.replaceAll("\u00a0", " "), data.planned_step_ms));
   }
   return parts;
 };
@@ -83,7 +90,7 @@ const other = cheaper();
 if (other) {
   const plan = fits ? ` The plan takes ${slower(own.extra_ms)}.` : "";
   byId("cheaper").hidden = false;
-  byId("cheaper").append(element("strong", null, fits ? "Cheaper: " : "What would fit: "), `${other.title.charAt(0).toLowerCase()}${other.title.slice(1)}: `,
+  byId("cheaper").append(element("strong", null, fits ? "Cheaper: " : "What would fit: "), `${other.title}: `,
     sized(other.peak_bytes), ` at ${slower(other.extra_ms)}.${plan} `, element("small", null, `${other.assumption}.`));
 }
 byId("bar").append(memoryBar({ categories: atPeak(planned ?? plain), peak_bytes: own.peak_bytes, memory: data.memory,

@@ -262,8 +262,8 @@ class ModuleTree {
   }
 
   row(op, times) {
-    const decision = { s: "saved", o: "offloaded", r: "recomputed" }[this.decisions?.get(op)] ?? "";
-    const kind = { saved: "save", offloaded: "save", recomputed: "recompute" }[decision];
+    const decision = { s: "saved", o: "offloaded", r: "recomputed", k: "skipped" }[this.decisions?.get(op)] ?? "";
+    const kind = { saved: "save", offloaded: "save", recomputed: "recompute", skipped: "recompute" }[decision];
     return [times > 1 ? `${count(times)}×` : "", opName(op), opModule(op).alike, [decision, kind], millis(opTime(op)), bytes(this.made[op]), bytes(this.keeps[op])];
   }
 

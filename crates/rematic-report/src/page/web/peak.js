@@ -29,7 +29,8 @@ const showPeak = (parent) => {
 const way = ({ title, how, assumption, peak_bytes: peak, freed_bytes: freed, extra_ms: extra }) =>
   element("li", null, element("strong", null, title),
     element("p", null, element("data", { value: peak }, bytes(peak)), ` (${bytes(freed)} less), ${longer(extra)}`),
-    element("p", null, `${how[0].toUpperCase()}${how.slice(1)}.`), element("p", { class: "note" }, `${assumption}.`));
+    // A command is written as it is typed.
+    element("p", null, `${how.startsWith("rematic") ? how : how[0].toUpperCase() + how.slice(1)}.`), element("p", { class: "note" }, `${assumption}.`));
 
 const longer = (extra) => {
   if (extra == null) return "time unknown";

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::question::{Catalog, Question, Stage};
 use super::recent::Recent;
-use crate::cli::{Failure, planning, trace_of, unsharded};
+use crate::cli::{Failure, Warnings, planning, trace_of, unsharded};
 use crate::{
     Cancel, Error, ExploreAnswer, ExploreCurve, Fsdp2, Limits, PlanAnswer, PlanError, Planner, Resharding, StepTrace,
     Study, Verdict, explore_refusal,
@@ -25,6 +25,7 @@ const POINTS: usize = 16;
 pub(super) struct Answers {
     catalog: Catalog,
     device_file: Option<PathBuf>,
+    warnings: Warnings,
     steps: Mutex<Recent<Arc<StepTrace>>>,
     studies: Mutex<Recent<Arc<Study>>>,
     said: Mutex<Recent<String>>,
@@ -59,10 +60,11 @@ impl From<Failure> for NoAnswer {
 }
 
 impl Answers {
-    pub(super) fn new(catalog: Catalog, device_file: Option<PathBuf>) -> Self {
+    pub(super) fn new(catalog: Catalog, device_file: Option<PathBuf>, warnings: Warnings) -> Self {
         Answers {
             catalog,
             device_file,
+            warnings,
             steps: Mutex::new(Recent::new(STEPS)),
             studies: Mutex::new(Recent::new(STUDIES)),
             said: Mutex::new(Recent::new(ANSWERS)),
@@ -154,7 +156,8 @@ impl Answers {
             Some(step) => step,
             None => {
                 let source = &limits.step.source;
-                let step = Arc::new(trace_of(&source.source, source, &[])?);
+                let step = Arc::new(trace_of(&source.source, source, &target, &[])?);
+                self.warnings.warn_if(target.attention_warning(&step));
                 locked(&self.steps).put(&question.step, Arc::clone(&step));
                 step
             }
@@ -169,8 +172,8 @@ impl Answers {
         let arguments = &question.arguments;
         let source = &arguments.limits.step.source;
         let found = if source.chooses_resharding() {
-            let (whole, how) = unsharded(&source.source, source, &[])?;
             let (target, limits) = (&arguments.limits.target()?, study.limits());
+            let (whole, how) = unsharded(&source.source, source, target, &[], None)?;
             let resharding = Resharding { whole: &whole, target, limits, planner, budget: arguments.budget };
             resharding.plan(how.unwrap_or(Fsdp2::over(0)))?
         } else {

@@ -14,7 +14,7 @@ use std::thread;
 use clap::Args;
 use tiny_http::Server;
 
-use super::{Failure, known_devices};
+use super::{Failure, Warnings, known_devices};
 use crate::{Error, Source, options};
 use answers::Answers;
 use question::Catalog;
@@ -41,7 +41,7 @@ pub(crate) struct ExploreArguments {
 }
 
 /// Serves the page until the terminal or the program that started it is gone.
-pub(crate) fn explore(arguments: &ExploreArguments) -> Result<String, Failure> {
+pub(crate) fn explore(arguments: &ExploreArguments, warnings: Warnings) -> Result<String, Failure> {
     let devices = known_devices(arguments.device_file.as_deref())?;
     let source = Source::open(&arguments.source)?;
     let catalog = Catalog::new(&arguments.source, &source, &devices)?;
@@ -60,7 +60,7 @@ pub(crate) fn explore(arguments: &ExploreArguments) -> Result<String, Failure> {
     }
     let page = catalog.page().html();
     end_with_input(Arc::clone(&server));
-    serve(&server, door, page, Arc::new(Answers::new(catalog, arguments.device_file.clone())));
+    serve(&server, door, page, Arc::new(Answers::new(catalog, arguments.device_file.clone(), warnings)));
     Ok(String::new())
 }
 

@@ -1,0 +1,148 @@
+//! Which operators of a checkpointed region make something that is read when it runs again.
+
+use std::collections::{HashMap, HashSet};
+
+use rematic_trace::{OpId, StepTrace, StorageId};
+
+use crate::Region;
+
+/// For each operator of a region, whether it need not run again: it is not among those that are saved, and nothing reads what it
+/// makes. In time linear in the region.
+///
+/// Read is what backward needs of the region, and what an operator is given that runs again. A storage is read as a whole: who
+/// changes it in place runs again with whoever makes it. Some operators always run again, whoever reads what they make:
+///
+/// - those that draw random numbers: others draw from the same generator behind them;
+/// - those that return no tensor, or change memory from outside the region;
+/// - those of other libraries: what else they do is not known.
+///
+/// Where the region communicates with other ranks, all run again: on every rank the same.
+#[must_use]
+pub fn unread(trace: &StepTrace, region: &Region, saved: &[OpId]) -> Vec<bool> {
+    if communicates(trace, region) {
+        return vec![false; region.ops.len()];
+    }
+    let mut live = Live {
+        trace,
+        region,
+        saved: vec![false; region.ops.len()],
+        live: vec![false; region.ops.len()],
+        real: HashSet::new(),
+        changers: HashMap::new(),
+        queue: Vec::new(),
+    };
+    for op in saved.iter().filter(|op| region.contains(**op)) {
+        live.saved[op.index() - region.ops.start] = true;
+    }
+    live.begin();
+    while let Some(at) = live.queue.pop() {
+        for tensor in trace.inputs(trace.op(live.id(at))) {
+            live.read(tensor.storage);
+        }
+    }
+    (0..region.ops.len()).map(|at| live.is_unread(at)).collect()
+}
+
+/// Whether other ranks take part in a region.
+#[must_use]
+pub fn communicates(trace: &StepTrace, region: &Region) -> bool {
+    trace.ops().items()[region.ops.clone()].iter().any(|op| op.collective.is_some())
+}
+
+/// Whether an operator may stay out if nothing reads what it makes, in a region that does not communicate.
+#[must_use]
+pub fn may_rest(trace: &StepTrace, region: &Region, id: OpId) -> bool {
+    let op = trace.op(id);
+    let is_own = |storage: &StorageId| is_born_in(trace, region, *storage);
+    let is_torch = trace.op_name(op).split('.').count() <= PARTS;
+    is_torch
+        && !op.flags.random
+        && !op.flags.host
+        && !trace.outputs(op).is_empty()
+        && trace.mutates(op).iter().all(is_own)
+}
+
+/// The parts of an operator's name, if it is one of PyTorch's own: its name and its overload. Others have a library before them.
+const PARTS: usize = 2;
+
+struct Live<'a> {
+    trace: &'a StepTrace,
+    region: &'a Region,
+    saved: Vec<bool>,
+    live: Vec<bool>,
+    /// Storages of the region that are read.
+    real: HashSet<StorageId>,
+    /// Who changes a storage in place.
+    changers: HashMap<StorageId, Vec<usize>>,
+    /// Operators that run again, and whose inputs are yet to be looked at.
+    queue: Vec<usize>,
+}
+
+impl Live<'_> {
+    fn id(&self, at: usize) -> OpId {
+        OpId::new(self.region.ops.start + at)
+    }
+
+    fn begin(&mut self) {
+        let trace = self.trace;
+        for at in 0..self.live.len() {
+            let op = trace.op(self.id(at));
+            for &storage in trace.mutates(op) {
+                self.changers.entry(storage).or_default().push(at);
+            }
+        }
+        for at in 0..self.live.len() {
+            let id = self.id(at);
+            let op = trace.op(id);
+            for tensor in trace.saves(op) {
+                self.read(tensor.storage);
+            }
+            if self.saved[at] {
+                // It is handed back in place of what it changed.
+                trace.mutates(op).iter().for_each(|storage| self.read(*storage));
+            } else if self.region.reaches(id) && !may_rest(trace, self.region, id) {
+                self.run(at);
+            }
+        }
+    }
+
+    fn run(&mut self, at: usize) {
+        let is_view = self.trace.op(self.id(at)).flags.view;
+        if !self.saved[at] && !is_view && !std::mem::replace(&mut self.live[at], true) {
+            self.queue.push(at);
+        }
+    }
+
+    fn read(&mut self, storage: StorageId) {
+        let trace = self.trace;
+        if !is_born_in(trace, self.region, storage) || !self.real.insert(storage) {
+            return;
+        }
+        if let Some(birth) = trace.storages()[storage].birth {
+            self.run(birth.index() - self.region.ops.start);
+        }
+        for at in self.changers.remove(&storage).unwrap_or_default() {
+            self.run(at);
+        }
+    }
+
+    fn is_unread(&self, at: usize) -> bool {
+        let (trace, id) = (self.trace, self.id(at));
+        if self.saved[at] || !self.region.reaches(id) {
+            return false;
+        }
+        if !trace.op(id).flags.view {
+            return !self.live[at];
+        }
+        // A view goes with what it is a view of.
+        let is_gone = |storage: StorageId| {
+            let birth = trace.storages()[storage].birth.filter(|birth| self.region.contains(*birth));
+            birth.map(|birth| birth.index() - self.region.ops.start).is_some_and(|at| !self.saved[at] && !self.live[at])
+        };
+        trace.inputs(trace.op(id)).iter().any(|tensor| is_gone(tensor.storage))
+    }
+}
+
+fn is_born_in(trace: &StepTrace, region: &Region, storage: StorageId) -> bool {
+    trace.storages()[storage].birth.is_some_and(|birth| region.contains(birth))
+}
