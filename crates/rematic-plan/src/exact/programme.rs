@@ -15,6 +15,8 @@ use crate::region::{Frontier, Point};
 const MOST_WORK: usize = 60_000;
 const FEW_PAIRS: usize = 80;
 const FEW_POINTS: usize = 8;
+/// How many times as many are looked at one by one.
+const SORTED: usize = 4;
 /// How often a good solution is tried to better, and by at least which share.
 const REFINEMENTS: usize = 2;
 const REFINED_SHARE: f64 = 1e-3;
@@ -175,10 +177,15 @@ impl<'a> Programme<'a> {
         self.before[index + 1] = self.before[index + 1].min(self.before[index]);
         let mut here = std::mem::take(&mut self.pairs[index]);
         here.iter_mut().for_each(|pair| pair.freed = self.case.carried(index, pair.freed));
-        keep_undominated(&mut here);
         if self.thin {
             let credit = self.rates.credit[index];
-            thin_out(&mut here, FEW_PAIRS, |pair| (pair.freed, pair.time - credit * pair.freed as f64));
+            let place = |pair: &Pair| (pair.freed, pair.time - credit * pair.freed as f64);
+            // Some are beaten by others, which is known when they are sorted: that few are.
+            thin_out(&mut here, SORTED * FEW_PAIRS, place);
+            keep_undominated(&mut here);
+            thin_out(&mut here, FEW_PAIRS, place);
+        } else {
+            keep_undominated(&mut here);
         }
         self.write_down(&mut here);
         here

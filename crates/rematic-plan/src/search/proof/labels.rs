@@ -1,7 +1,5 @@
 //! Beginnings of plans, and which of them are worth an end.
 
-use std::cmp::Ordering;
-
 use super::{MOST_WATCHED, Proof, TIE};
 
 /// How near labels are that become one at first, as a share of what is open.
@@ -39,22 +37,24 @@ impl Proof<'_> {
         if self.watched.len() > 1 {
             self.join(labels, most, target);
         }
-        labels.sort_by(|a, b| a.cost.total_cmp(&b.cost).then(a.over[0].total_cmp(&b.over[0])));
+        let order = by_cost(labels);
         let watched = self.watched.len();
         self.work += labels.len();
+        let mut kept: Vec<Label> = Vec::with_capacity(labels.len());
         if watched == 1 {
             let mut lowest = f64::INFINITY;
-            labels.retain(|label| {
-                let lower = label.over[0] < lowest;
-                lowest = lowest.min(label.over[0]);
-                lower
-            });
+            for Ranked { over, at, .. } in order {
+                if over < lowest {
+                    lowest = over;
+                    kept.push(labels[at as usize]);
+                }
+            }
+            *labels = kept;
             self.join(labels, most, target);
             return;
         }
-        let mut kept: Vec<Label> = Vec::with_capacity(labels.len());
         let mut compared = 0;
-        for label in labels.iter() {
+        for label in order.iter().map(|ranked| &labels[ranked.at as usize]) {
             let limit = label.cost + TIE * target;
             let beats = |other: &Label| {
                 compared += 1;
@@ -85,20 +85,7 @@ impl Proof<'_> {
             self.work += labels.len();
             // What so much costs, in bytes.
             let cell = near / self.rate();
-            let place = |label: &Label| label.over.map(|over| (over / cell).floor());
-            let order = |a: &Label, b: &Label| {
-                let (a, b) = (place(a), place(b));
-                a.iter().zip(&b).map(|(a, b)| a.total_cmp(b)).find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
-            };
-            labels.sort_by(|a, b| order(a, b).then(a.cost.total_cmp(&b.cost)));
-            // The cheapest comes first.
-            labels.dedup_by(|next, first| {
-                let same = order(next, first).is_eq();
-                if same {
-                    first.over.iter_mut().zip(&next.over).for_each(|(one, other)| *one = one.min(*other));
-                }
-                same
-            });
+            *labels = joined(labels, cell);
             for label in labels.iter_mut() {
                 let watched = self.watched.iter().zip(&label.over).map(|(&span, over)| self.prices[span] * over);
                 label.reduced = label.cost + watched.sum::<f64>();
@@ -106,4 +93,49 @@ impl Proof<'_> {
             near *= 2.0;
         }
     }
+}
+
+/// What labels are ordered by, and which one it is: they are large, and are not moved for that.
+struct Ranked {
+    /// The cost, or the cell along the first of the watched moments.
+    first: f64,
+    over: f64,
+    at: u32,
+}
+
+fn ranked(labels: &[Label], first: impl Fn(&Label) -> f64) -> Vec<Ranked> {
+    labels.iter().zip(0..).map(|(label, at)| Ranked { first: first(label), over: label.over[0], at }).collect()
+}
+
+/// The cheapest first, of those the lowest.
+fn by_cost(labels: &[Label]) -> Vec<Ranked> {
+    let mut order = ranked(labels, |label| label.cost);
+    order.sort_unstable_by(|a, b| a.first.total_cmp(&b.first).then(a.over.total_cmp(&b.over)).then(a.at.cmp(&b.at)));
+    order
+}
+
+/// One label for each cell of so many bytes in which there are some: with the decision of the cheapest, and as low as each of them.
+fn joined(labels: &[Label], cell: f64) -> Vec<Label> {
+    let places: Vec<Heights> = labels.iter().map(|label| label.over.map(|over| (over / cell).floor())).collect();
+    let place = |ranked: &Ranked| &places[ranked.at as usize];
+    let cost = |ranked: &Ranked| labels[ranked.at as usize].cost;
+    let mut order = ranked(labels, |label| (label.over[0] / cell).floor());
+    order.sort_unstable_by(|a, b| {
+        let rest = || place(a).iter().zip(place(b)).map(|(a, b)| a.total_cmp(b)).find(|order| order.is_ne());
+        let behind = || rest().unwrap_or_else(|| cost(a).total_cmp(&cost(b)).then(a.at.cmp(&b.at)));
+        a.first.total_cmp(&b.first).then_with(behind)
+    });
+    let mut found: Vec<Label> = Vec::with_capacity(labels.len());
+    let mut last: Option<&Heights> = None;
+    for ranked in &order {
+        let label = &labels[ranked.at as usize];
+        match found.last_mut() {
+            Some(first) if last == Some(place(ranked)) => {
+                first.over.iter_mut().zip(&label.over).for_each(|(one, other)| *one = one.min(*other));
+            }
+            _ => found.push(*label),
+        }
+        last = Some(place(ranked));
+    }
+    found
 }
