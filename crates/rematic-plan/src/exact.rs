@@ -150,21 +150,33 @@ pub(crate) fn quick_bound(problem: &Problem, budget: u64) -> Option<f64> {
     cases.filter(Case::is_feasible).map(|case| case.rates().bound(0, 0)).reduce(f64::min)
 }
 
-/// Solves the relaxation for a budget; only roughly if that is enough. `None` if even dropping everything is not enough.
-pub(crate) fn solve(problem: &Problem, budget: u64, tightening: &Tightening, mut rough: bool) -> Option<Relaxed> {
+/// With how much care the relaxation is solved.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Care {
+    /// To the optimum, if that is not too much to look at; otherwise as [`Care::Rough`].
+    Exact,
+    /// With few pairs and policies, and then with those that are below what was found.
+    Rough,
+    /// With few pairs and policies.
+    Quick,
+}
+
+/// Solves the relaxation for a budget. `None` if even dropping everything is not enough.
+pub(crate) fn solve(problem: &Problem, budget: u64, tightening: &Tightening, mut care: Care) -> Option<Relaxed> {
     let mut best: Option<Relaxed> = None;
     let mut lower_bound = f64::INFINITY;
     for usable in cases(problem) {
         let limit = best.as_ref().map_or(f64::INFINITY, |best| best.time);
         let case = Case::new(problem, budget, tightening, usable);
-        let (bound, found) = case.solve(limit, &mut rough);
+        let (bound, found) = case.solve(limit, &mut care);
         lower_bound = lower_bound.min(bound);
         if let Some((time, picks)) = found
             && best.as_ref().is_none_or(|best| time < best.time)
         {
-            best = Some(Relaxed { time, picks, lower_bound: 0.0, rough });
+            best = Some(Relaxed { time, picks, lower_bound: 0.0, rough: false });
         }
     }
+    let rough = care != Care::Exact;
     best.map(|best| Relaxed { lower_bound: lower_bound.min(best.time), rough, ..best })
 }
 

@@ -12,6 +12,7 @@ mod enumeration;
 mod error;
 mod exact;
 mod explanation;
+mod fitted;
 mod greedy;
 mod large;
 mod node;

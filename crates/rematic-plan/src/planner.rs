@@ -2,8 +2,8 @@ use rayon::prelude::*;
 use rematic_replay::Checkpoint;
 use rematic_trace::{Bytes, Millis, Verdict};
 
-use crate::exact::{self, Pick, Relaxed, Tightening};
-use crate::node::Limit;
+use crate::exact::{self, Care, Tightening};
+use crate::fitted::Fitted;
 use crate::problem::Problem;
 use crate::region::Pricing;
 use crate::replayed::Replayed;
@@ -29,13 +29,6 @@ pub struct Solution {
     pub lower_bound: Millis,
 }
 
-/// Rounds of tightening before the planner aims lower than the budget.
-const ROUNDS: usize = 8;
-/// How often it aims higher where a plan leaves something of the budget.
-const LOOSENINGS: usize = 3;
-/// What else is tried where the first aim does not lead to the bound: the model's pricing, and how far below the budget it
-/// aims, as a share.
-const OTHER_AIMS: [(Pricing, f64); 3] = [(Pricing::High, 0.0), (Pricing::Low, 0.005), (Pricing::Low, 0.02)];
 /// Times that differ by a smaller share are equal: the replay adds them in another order.
 pub(crate) const SAME: f64 = 1e-9;
 /// A plan that is so near to its bound is not searched any further.
@@ -47,26 +40,36 @@ pub(crate) struct Effort {
     changes: usize,
     /// A plan so near to the bound of the relaxation, as a share, is near enough for the search to go on from.
     enough: f64,
+    /// Whether several aims are tried where the first does not lead to a plan that is near enough.
+    pub(crate) aims: bool,
     /// How much work it may be to show that there is no better one.
     pub(crate) proof: usize,
     /// So many tilings are planned, those with the lowest bounds.
     pub(crate) tilings: usize,
 }
 
+impl Effort {
+    /// Whether a plan that takes so long is near enough to a bound: what a quick search may make of it is enough too.
+    pub(crate) fn is_enough(self, lower_bound: f64, time: Option<Millis>) -> bool {
+        let enough = if self.enough > 0.0 { self.enough.max(SEARCHABLE) } else { 0.0 };
+        time.is_some_and(|time| time.0 <= lower_bound + enough * time.0)
+    }
+}
+
 /// For a budget: some 60 ms of search, and as much to show that there is no better plan.
-pub(crate) const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, proof: 1_000_000, tilings: 3 };
+pub(crate) const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, aims: true, proof: 1_000_000, tilings: 3 };
 /// For a point of a curve.
-const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 20_000, tilings: 3 };
+const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, aims: true, proof: 20_000, tilings: 3 };
 /// For a question whose answer only leads on.
-const QUICK: Effort = Effort { changes: 6_000, enough: 5e-3, proof: 0, tilings: 1 };
+const QUICK: Effort = Effort { changes: 6_000, enough: 5e-3, aims: true, proof: 0, tilings: 1 };
 /// For what is planned beside outputs that are moved: without a proof, but all aims are tried.
-const BESIDE_MOVES: Effort = Effort { changes: 6_000, enough: 0.0, proof: 0, tilings: 1 };
+const BESIDE_MOVES: Effort = Effort { changes: 6_000, enough: 0.0, aims: true, proof: 0, tilings: 1 };
 /// The part of a proof that is tried before the search: it often finds the best plan and shows that it is.
 const FIRST_PROOF: usize = 4;
 /// From a plan so near to the bound, as a share, the search finds what other aims would.
-const SEARCHABLE: f64 = 0.05;
-/// Any plan within the budget is near enough.
-const ANY: Effort = Effort { enough: 1.0, ..QUICK };
+pub(crate) const SEARCHABLE: f64 = 0.05;
+/// Any plan within the budget is near enough, and where there is none other budgets are tried.
+const ANY: Effort = Effort { enough: 1.0, aims: false, ..QUICK };
 /// So many points of a curve are planned one after the other, each from the plan of the one before.
 const WALK: usize = 7;
 /// The search for the least budget ends when it is known to this share.
@@ -138,13 +141,13 @@ impl Problem {
     /// within it.
     #[must_use]
     pub fn lower_bound(&self, budget: Bytes) -> Option<Millis> {
-        exact::solve(self, budget.0, &Tightening::none(self, Pricing::Low), false)
+        exact::solve(self, budget.0, &Tightening::none(self, Pricing::Low), Care::Exact)
             .map(|relaxed| Millis(relaxed.lower_bound))
     }
 
     /// What the programme finds, bettered on the replay; a plan for a smaller budget is one to start from too.
     fn searched(&self, budget: Bytes, effort: Effort, smaller: Option<&Solution>) -> Option<Solution> {
-        let fitted = self.fit(budget, effort);
+        let Fitted { best: fitted, others } = self.fit(budget, effort);
         if self.enumeration().is_some() {
             return fitted;
         }
@@ -163,10 +166,10 @@ impl Problem {
             smaller.filter(|smaller| self.is_of_single_calls(smaller)).map(|smaller| smaller.checkpoints.clone()),
         );
         let is_quick = effort != WHOLE && fitted.is_some();
-        let others = std::iter::once_with(|| self.greedy_fit(budget)).chain(self.large_fit(budget));
-        for other in others.filter(|_| !is_quick) {
-            if !starts.contains(&other.0) {
-                starts.push(other.0);
+        let others = if is_quick { Vec::new() } else { others.unwrap_or_else(|| self.other_plans(budget)) };
+        for (other, _) in others {
+            if !starts.contains(&other) {
+                starts.push(other);
             }
         }
         let found = Search::new(self, Goal::Time(budget)).run(&starts, effort.changes).and_then(|checkpoints| {
@@ -213,146 +216,6 @@ impl Problem {
         let best = if least.replayed.recompute.0 < solution.replayed.recompute.0 { least } else { solution };
         let lower_bound = Millis(lower_bound.min(best.replayed.recompute.0));
         Solution { lower_bound, ..best }
-    }
-
-    /// Solves, replays, and where the replay is above the budget tightens the model there and solves again.
-    /// A plan that is above the bound by no more than the share `enough` is good enough.
-    fn fit(&self, budget: Bytes, effort: Effort) -> Option<Solution> {
-        // Where all plans can be looked at, no model is needed.
-        if let Some(plans) = self.enumeration() {
-            let (checkpoints, replayed) = plans.first_within(self, budget)?;
-            let lower_bound = replayed.recompute;
-            return Some(Solution { checkpoints, replayed, lower_bound });
-        }
-        let relaxed = exact::solve(self, budget.0, &Tightening::none(self, Pricing::Low), false)?;
-        let (lower_bound, aimed, rough) = (Millis(relaxed.lower_bound), relaxed.time, relaxed.rough);
-        let promise = |(checkpoints, replayed): (Vec<Checkpoint>, Replayed)| {
-            // Sums of the same times in another order differ a little.
-            let lower_bound = Millis(lower_bound.0.min(replayed.recompute.0));
-            Solution { checkpoints, replayed, lower_bound }
-        };
-        let mut best = self.tightened(budget, budget, Pricing::Low, relaxed);
-        let as_aimed = best.as_ref().is_some_and(|(_, found)| found.recompute.0 <= aimed * (1.0 + SAME));
-        // What a quick search may make of it is enough too.
-        let enough = if effort.enough > 0.0 { effort.enough.max(SEARCHABLE) } else { 0.0 };
-        let is_enough = |(_, found): &(_, Replayed)| found.recompute.0 <= lower_bound.0 + enough * found.recompute.0;
-        if as_aimed && !rough || best.as_ref().is_some_and(is_enough) {
-            return best.map(promise);
-        }
-        // The best of several: a tightened model may overshoot, and the solution of another model be better.
-        for (pricing, share) in OTHER_AIMS.into_iter().filter(|_| !as_aimed) {
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the budget")]
-            let aim = Bytes((budget.0 as f64 * (1.0 - share)) as u64);
-            let Some(relaxed) = exact::solve(self, aim.0, &Tightening::none(self, pricing), rough) else { continue };
-            if best.as_ref().is_some_and(|(_, best)| best.recompute.0 <= relaxed.lower_bound) {
-                continue;
-            }
-            if let Some(found) = self.tightened(budget, aim, pricing, relaxed)
-                && best.as_ref().is_none_or(|(_, best)| found.1.recompute < best.recompute)
-            {
-                best = Some(found);
-            }
-        }
-        if best.as_ref().is_none_or(|(_, best)| best.recompute.0 > lower_bound.0 * (1.0 + SAME)) {
-            let large = if as_aimed { None } else { self.large_fit(budget) };
-            for found in std::iter::once(self.greedy_fit(budget)).chain(large) {
-                let better = best.as_ref().is_none_or(|(_, best)| found.1.recompute < best.recompute);
-                if found.1.peak <= budget && better {
-                    best = Some(found);
-                }
-            }
-        }
-        best.map(promise)
-    }
-
-    /// From the solution for an aim to a plan within the budget.
-    fn tightened(
-        &self,
-        budget: Bytes,
-        aim: Bytes,
-        pricing: Pricing,
-        mut relaxed: Relaxed,
-    ) -> Option<(Vec<Checkpoint>, Replayed)> {
-        let mut tightening = Tightening::none(self, pricing);
-        for _ in 0..ROUNDS {
-            let checkpoints = exact::checkpoints(self, &relaxed.picks);
-            let replayed = self.tighten(aim, &relaxed.picks, &checkpoints, &mut tightening);
-            if replayed.peak <= budget {
-                return Some(self.loosened(budget, aim, &tightening, relaxed.rough, (checkpoints, replayed)));
-            }
-            relaxed = exact::solve(self, aim.0, &tightening, relaxed.rough)?;
-        }
-        None
-    }
-
-    /// A tightened model may overshoot: as long as that helps, aims higher by what the replay leaves of the budget.
-    fn loosened(
-        &self,
-        budget: Bytes,
-        mut aim: Bytes,
-        tightening: &Tightening,
-        rough: bool,
-        mut best: (Vec<Checkpoint>, Replayed),
-    ) -> (Vec<Checkpoint>, Replayed) {
-        for _ in 0..LOOSENINGS {
-            aim += budget.saturating_sub(best.1.peak);
-            let Some(relaxed) = exact::solve(self, aim.0, tightening, rough) else { break };
-            let checkpoints = exact::checkpoints(self, &relaxed.picks);
-            let replayed = self.replay(&checkpoints);
-            if replayed.peak > budget || replayed.recompute.0 >= best.1.recompute.0 {
-                break;
-            }
-            best = (checkpoints, replayed);
-        }
-        best
-    }
-
-    /// Replays a plan. Where it is above the aim, what the replay says beyond what the model said is noted: from now on
-    /// the model counts it too.
-    fn tighten(&self, aim: Bytes, picks: &[Pick], checkpoints: &[Checkpoint], tightening: &mut Tightening) -> Replayed {
-        let nodes = self.priced(tightening.pricing);
-        // What the picks that end up to each one free together.
-        let mut freed = vec![0];
-        for pick in picks {
-            freed.push(freed[freed.len() - 1] + pick.policy.freed.0);
-        }
-        let up_to = |position: usize| freed[picks.partition_point(|pick| nodes[pick.node].end <= position)];
-        // What a micro-batch drops is there again before the next one begins.
-        let freed_before = |position: usize| up_to(position) - up_to(self.beginning(position));
-        let node_of = |op: usize| {
-            let at = picks.partition_point(|pick| nodes[pick.node].end <= op);
-            picks.get(at).filter(|pick| nodes[pick.node].start <= op)
-        };
-        self.replay_watched(checkpoints, |ran, total| {
-            if total <= aim.0 {
-                return;
-            }
-            let (model, slot) = match node_of(ran.op.index()) {
-                Some(pick) => {
-                    let node = &nodes[pick.node];
-                    let before = freed_before(node.start);
-                    if ran.again {
-                        (node.rebuilding().saturating_sub(before), &mut tightening.own[pick.node])
-                    } else {
-                        let with =
-                            (node.own_forward_with + pick.policy.kept.0).saturating_sub(node.candidate.droppable.0);
-                        (with.saturating_sub(before), &mut tightening.keep[pick.node])
-                    }
-                }
-                None => match self.limit_of_op[ran.op] {
-                    Limit::First(node) => {
-                        let before = freed_before(nodes[node].start);
-                        (nodes[node].first_forward.saturating_sub(before), &mut tightening.first[node])
-                    }
-                    Limit::Ceiling(rank) => {
-                        let ceiling = self.ceilings[rank].forward.max(self.ceilings[rank].backward);
-                        let before = rank.checked_sub(1).map_or(0, |end| freed_before(self.ends[end]));
-                        (ceiling.saturating_sub(before), &mut tightening.ceilings[rank])
-                    }
-                },
-            };
-            *slot = (*slot).max(total.saturating_sub(model));
-        })
     }
 
     /// Plans for budgets in equal steps from the step as it is down to the least that can be reached, the largest first.
@@ -418,7 +281,7 @@ impl Problem {
         let mut distance = near(&best);
         while low.saturating_add(distance) < best.replayed.peak.0 {
             let budget = low + distance;
-            match self.fit(Bytes(budget), ANY) {
+            match self.fit(Bytes(budget), ANY).best {
                 Some(solution) => {
                     best = solution;
                     break;
@@ -429,7 +292,7 @@ impl Problem {
         // At a distance of one byte there is nothing in between.
         while best.replayed.peak.0.saturating_sub(low) > near(&best) {
             let middle = Bytes(low + (best.replayed.peak.0 - low) / 2);
-            match self.fit(middle, ANY) {
+            match self.fit(middle, ANY).best {
                 Some(solution) => best = solution,
                 None => low = middle.0,
             }
@@ -449,7 +312,7 @@ impl Problem {
             return Solution { checkpoints, replayed, lower_bound };
         }
         let mut best = self.least_fitted();
-        if let Some(solution) = self.fit(best.replayed.peak, WHOLE)
+        if let Some(solution) = self.fit(best.replayed.peak, WHOLE).best
             && solution.replayed.recompute < best.replayed.recompute
         {
             best = solution;

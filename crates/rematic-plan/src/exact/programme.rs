@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::case::Case;
 use super::rates::Rates;
-use super::{Pick, TIE};
+use super::{Care, Pick, TIE};
 use crate::region::{Frontier, Point};
 
 /// Pairs that one run of the programme may look at. Where operators all take the same time per byte, very many
@@ -56,7 +56,7 @@ const NO_NODE: u32 = u32::MAX;
 
 impl Case<'_> {
     /// A bound on the time of all solutions, and the best one if it takes less than the limit.
-    pub(super) fn solve(&self, limit: f64, rough: &mut bool) -> (f64, Option<(f64, Vec<Pick>)>) {
+    pub(super) fn solve(&self, limit: f64, care: &mut Care) -> (f64, Option<(f64, Vec<Pick>)>) {
         if !self.is_feasible() {
             return (f64::INFINITY, None);
         }
@@ -65,8 +65,8 @@ impl Case<'_> {
         if lower_bound >= limit {
             return (lower_bound, None);
         }
-        if *rough {
-            return (lower_bound, self.good_solution(&rates, limit));
+        if *care != Care::Exact {
+            return (lower_bound, self.good_solution(&rates, limit, *care));
         }
         let mut gap = FIRST_GAP * lower_bound + f64::MIN_POSITIVE;
         loop {
@@ -76,8 +76,8 @@ impl Case<'_> {
                     return (if exact { time } else { lower_bound }, Some((time, picks)));
                 }
                 Run::TooMuch => {
-                    *rough = true;
-                    return (lower_bound, self.good_solution(&rates, limit));
+                    *care = Care::Rough;
+                    return (lower_bound, self.good_solution(&rates, limit, *care));
                 }
                 Run::Nothing { exact } if guess >= limit => return (if exact { limit } else { lower_bound }, None),
                 Run::Nothing { .. } => gap = if gap > 1e12 { f64::INFINITY } else { (gap * GAP_GROWTH).max(1e-9) },
@@ -87,9 +87,9 @@ impl Case<'_> {
 
     /// With few pairs and policies at each node: each run looks only below the last one's solution, where the few lie
     /// closer together.
-    fn good_solution(&self, rates: &Rates, mut limit: f64) -> Option<(f64, Vec<Pick>)> {
+    fn good_solution(&self, rates: &Rates, mut limit: f64, care: Care) -> Option<(f64, Vec<Pick>)> {
         let mut best = None;
-        for _ in 0..REFINEMENTS {
+        for _ in 0..if care == Care::Quick { 1 } else { REFINEMENTS } {
             let Run::Found { mut picks, .. } = self.programme(rates, limit, true) else { break };
             self.polish(&mut picks);
             let time = picks.iter().map(|pick| pick.policy.time.0).sum();
