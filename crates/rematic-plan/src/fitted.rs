@@ -44,14 +44,14 @@ impl Problem {
         let none = Tightening::none(self, Pricing::Low);
         let Some(relaxed) = exact::solve(self, budget.0, &none, Care::Exact) else { return Fitted::default() };
         let (lower_bound, aimed, rough) = (relaxed.lower_bound, relaxed.time, relaxed.rough);
-        let mut best = self.tightened(budget, budget, Pricing::Low, relaxed);
+        let mut best = self.tightened(budget, budget, Pricing::Low, effort, relaxed);
         let as_aimed = best.as_ref().is_some_and(|(_, found)| found.recompute.0 <= aimed * (1.0 + SAME));
         let mut others = None;
         if effort.aims
             && !(as_aimed && !rough || effort.is_enough(lower_bound, best.as_ref().map(|(_, found)| found.recompute)))
         {
             if !as_aimed {
-                self.aim_elsewhere(budget, rough, &mut best);
+                self.aim_elsewhere(budget, effort, rough, &mut best);
             }
             if best.as_ref().is_none_or(|(_, best)| best.recompute.0 > lower_bound * (1.0 + SAME)) {
                 let found = self.other_plans(budget);
@@ -68,7 +68,7 @@ impl Problem {
     }
 
     /// The best of several: a tightened model may overshoot, and the solution of another model be better.
-    fn aim_elsewhere(&self, budget: Bytes, rough: bool, best: &mut Option<Plan>) {
+    fn aim_elsewhere(&self, budget: Bytes, effort: Effort, rough: bool, best: &mut Option<Plan>) {
         let care = if rough { Care::Rough } else { Care::Exact };
         for (pricing, share) in OTHER_AIMS {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the budget")]
@@ -77,7 +77,7 @@ impl Problem {
             if best.as_ref().is_some_and(|(_, best)| best.recompute.0 <= relaxed.lower_bound) {
                 continue;
             }
-            if let Some(found) = self.tightened(budget, aim, pricing, relaxed) {
+            if let Some(found) = self.tightened(budget, aim, pricing, effort, relaxed) {
                 keep_better(best, &found);
             }
         }
@@ -90,13 +90,24 @@ impl Problem {
     }
 
     /// From the solution for an aim to a plan within the budget.
-    fn tightened(&self, budget: Bytes, aim: Bytes, pricing: Pricing, mut relaxed: Relaxed) -> Option<Plan> {
+    fn tightened(
+        &self,
+        budget: Bytes,
+        aim: Bytes,
+        pricing: Pricing,
+        effort: Effort,
+        mut relaxed: Relaxed,
+    ) -> Option<Plan> {
         let mut tightening = Tightening::none(self, pricing);
+        let lower_bound = relaxed.lower_bound;
         for round in 0..ROUNDS {
             let checkpoints = exact::checkpoints(self, &relaxed.picks);
             let replayed = self.tighten(aim, &relaxed.picks, &checkpoints, &mut tightening);
             if replayed.peak <= budget {
                 let mut best = (checkpoints, replayed);
+                if best.1.recompute.0 <= lower_bound * (1.0 + effort.enough) {
+                    return Some(best);
+                }
                 if relaxed.rough && round > 0 {
                     self.better(budget, aim, &tightening, Care::Rough, &mut best);
                 }

@@ -39,7 +39,7 @@ pub(crate) struct Effort {
     /// How long plans are searched for a better one, in lives of storages changed.
     changes: usize,
     /// A plan so near to the bound of the relaxation, as a share, is near enough for the search to go on from.
-    enough: f64,
+    pub(crate) enough: f64,
     /// Whether several aims are tried where the first does not lead to a plan that is near enough.
     pub(crate) aims: bool,
     /// How much work it may be to show that there is no better one.
