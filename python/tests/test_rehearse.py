@@ -65,9 +65,12 @@ def test_allocated_and_reserved_equal_another_runtime_to_the_byte(case):
 
 
 def test_the_example_of_a_gpt_runs_unchanged():
-    code, found = answer(script=ROOT / "examples" / "nanogpt.py", arguments=["--device", "cuda"])
+    code, out, said = rehearse("--json", script=ROOT / "examples" / "nanogpt.py", arguments=["--device", "cuda"])
+    found = json.loads(out)
     assert code == 0 and found["fits"] and found["steps"] == 3
     assert found["memory"]["reserved_bytes"] >= found["memory"]["allocated_bytes"] > 0
+    # What kernels take for themselves, 32 MiB beside a small model, is promised too.
+    assert "that the plan promises" not in said
 
 
 def test_the_example_of_fsdp2_runs_as_one_of_64():

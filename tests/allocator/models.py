@@ -74,6 +74,10 @@ def family(name: str, head: str, inputs: Callable[[], dict[str, Any]], dtype=tor
     return Model(build, inputs, dtype, optimizer)
 
 
+def images(count: int, dtype=torch.float32) -> Callable[[], dict[str, Any]]:
+    return lambda: {"pixel_values": torch.zeros(count, 3, 224, 224, dtype=dtype), "labels": tokens(count, 1)[:, 0]}
+
+
 def network(name: str, config: dict[str, Any], batch: int, length: int | None = None, dtype=HALF, optimizer="adamw") -> Model:
     """A model of the native front end by its config, with the batch and the loss that the front end gives it."""
     from rematic._hugging_face.batch import batch_of
@@ -121,8 +125,8 @@ def labelled(batch: int, length: int) -> Callable[[], dict[str, Any]]:
 
 # What is planned for: percentages of the way from the least budget to the plain step's peak.
 SHARES = (60, 30, 0)
-# They cut images by convolutions, which run in cuDNN: on the runtime of rehearsals, which answers it.
-CONVOLVING = ("vit", "vit-native", "clip-native", "dinov2")
+# They have convolutions, which run in cuDNN: on the runtime of rehearsals, which answers it.
+CONVOLVING = ("vit", "vit-native", "clip-native", "dinov2", "convnext", "convnext-half", "segformer", "wav2vec2")
 WIDE = {"vocab_size": 32000, "hidden_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16}
 LATENT = {
     "vocab_size": 8000, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -217,6 +221,13 @@ MODELS: dict[str, Callable[[], Model]] = {
     "camembert": lambda: family("Camembert", "ForTokenClassification", labelled(8, 256), HALF, num_hidden_layers=6),
     "pegasus": lambda: family("Pegasus", "ForConditionalGeneration", lambda: {**labelled(2, 256)(), "use_cache": False},
                               encoder_layers=3, decoder_layers=3, vocab_size=32000, decoder_start_token_id=0),
+    # Convolutions throughout: one filter a channel, over one and two dimensions, of images that do not lie as such.
+    "convnext": lambda: family("ConvNext", "ForImageClassification", images(16), optimizer="sgd-momentum", attention="eager"),
+    "convnext-half": lambda: family("ConvNext", "ForImageClassification", images(32, HALF), HALF, attention="eager"),
+    "segformer": lambda: family("Segformer", "ForImageClassification", images(8), attention="eager", drop_path_rate=0.0),
+    "wav2vec2": lambda: family("Wav2Vec2", "ForSequenceClassification",
+                               lambda: {"input_values": torch.zeros(4, 32_000), "labels": tokens(4, 1)[:, 0]},
+                               num_hidden_layers=4, apply_spec_augment=False, layerdrop=0.0),
 }
 STRANGERS = list(MODELS)[list(MODELS).index("bloom") :]
 

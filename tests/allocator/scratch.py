@@ -1,12 +1,15 @@
 """What operators take from torch's allocator while they run, besides what they return: measured on the fake GPU.
 
     FAKEGPU_SM=80 run scratch.py OUT [SEED]      (and with FAKEGPU_SM=90)
+    scratch.py OUT SEED convolutions             on the runtime of rehearsals, which answers cuDNN
 
-One line for each call: capability and multiprocessors, operator (and `random`, if it draws numbers, or `backward`, if it does what
-it does in backward), layouts of what it reads and returns, and what happens inside:
+One line for each call: capability and multiprocessors, operator (and `random`, if it draws numbers, `backward`, if it does what
+it does in backward, or `cudnn`, if that is there), layouts of what it reads and returns, and what happens inside:
 `oN` where the Nth output is made, a number where so many bytes are taken, `-N` where the Nth of these is given back.
-A layout is `dtype[shape]`, with `:[strides]` if it is not contiguous. `crates/rematic-replay/tests/scratch` compares the rules with it.
+A layout is `dtype[shape]`, with `:[strides]` if it is not contiguous (of convolutions, where another one has other strides, if only
+for extents of 1). `crates/rematic-replay/tests/scratch` compares the rules with it.
 """
+import math
 import random
 import sys
 
@@ -18,10 +21,11 @@ NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", tor
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 
-def layout(tensor):
+def layout(tensor, to_the_letter=False):
     shape, strides = list(tensor.shape), list(tensor.stride())
     text = f"{NAMES[tensor.dtype]}{shape}".replace(" ", "")
-    return text if tensor.is_contiguous() else f"{text}:{strides}".replace(" ", "")
+    is_plain = strides == list(torch.empty(shape, device="meta").stride()) if to_the_letter else tensor.is_contiguous()
+    return text if is_plain else f"{text}:{strides}".replace(" ", "")
 
 
 def tensors(value):
@@ -57,8 +61,9 @@ def measure(operator, args, options):
         else:
             inside.append("-?")
     # Wrapped: a schema has lists of tensors too.
-    read = [layout(tensor) for tensor in tensors([*args, *options.values()]) if tensor.is_cuda]
-    return read, [layout(tensor) for tensor in outputs], inside
+    convolves = "convolution" in str(operator)
+    read = [layout(tensor, convolves) for tensor in tensors([*args, *options.values()]) if tensor.is_cuda]
+    return read, [layout(tensor, convolves) for tensor in outputs], inside
 
 
 class Cases:
@@ -174,6 +179,48 @@ class Cases:
             yield aten.native_batch_norm_backward.default, (
                 batch, batch, weight, one, one, out[1], out[2], True, 1e-5, [True] * 3)  # fmt: skip
 
+    def images(self, shape, dtype):
+        """As models hand them to convolutions: plain, with channels last, a slice of more images or of wider ones, a number for all."""
+        kind = self.random.randrange(8)
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape), torch.contiguous_format)
+        if kind < 3:
+            return self.tensor(*shape, dtype=dtype)
+        if kind < 5:
+            return self.tensor(*shape, dtype=dtype).contiguous(memory_format=last)
+        if kind == 5:
+            # Patches that were tokens: the first one of each image is no patch.
+            count, channels, *places = shape
+            tokens = self.tensor(count, 1 + math.prod(places), channels, dtype=dtype)[:, 1:]
+            return tokens.transpose(1, 2).unflatten(2, places)
+        if kind == 6:
+            return self.tensor(*shape[:-1], 2 * shape[-1], dtype=dtype)[..., : shape[-1]]
+        return self.tensor(dtype=dtype).expand(shape)
+
+    def convolutions(self):
+        """Where no algorithm wants a workspace, as on the runtime of rehearsals."""
+        is_old = torch.cuda.get_device_capability() < (8, 0)
+        for _ in range(150):
+            dims, dtype = self.random.choice([1, 2, 2, 2, 2, 3]), self.float()
+            dtype = F16 if is_old and dtype == BF16 else dtype
+            groups, transposed = self.random.choice([1, 1, 1, 2, 8]), self.random.random() < 0.2
+            read, made = groups * self.random.choice([1, 3, 16, 50]), groups * self.random.choice([1, 8, 24, 96])
+            kernel, stride = self.random.choice([(1, 1), (3, 1), (3, 2), (4, 4), (16, 16)])
+            places = [kernel * self.random.randint(1, 60 // kernel if dims < 3 else 2) for _ in range(dims)]
+            batch = self.images([self.random.randint(1, 40), read, *places], dtype)
+            ends = (read, made // groups) if transposed else (made, read // groups)
+            weight = self.tensor(*ends, *[kernel] * dims, dtype=dtype)
+            if dims == 2 and self.random.random() < 0.3:
+                weight = weight.contiguous(memory_format=torch.channels_last)
+            bias = self.tensor(made, dtype=dtype) if self.random.random() < 0.7 else None
+            options = ([stride] * dims, [kernel // 2 if stride < 3 else 0] * dims, [1] * dims, transposed, [0] * dims, groups)
+            out = aten.convolution.default(batch, weight, bias, *options)
+            yield aten.convolution.default, (batch, weight, bias, *options)
+            for gradient in (torch.empty_like(out), self.images(list(out.shape), dtype)):
+                wanted = self.random.choice([[True, True], [True, True], [False, True], [True, False]])
+                sizes = None if bias is None else [made]
+                yield aten.convolution_backward.default, (
+                    gradient, batch, weight, sizes, *options, [*wanted, bias is not None])  # fmt: skip
+
     def losses(self):
         for _ in range(20):
             rows, classes, dtype = self.size(5000), self.size(5000), self.float()
@@ -272,22 +319,41 @@ class Cases:
             yield aten._fused_adamw_.default, (many, many, many, many, [], steps), dict(
                 lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False)
 
+    def large(self):
+        """Beyond what addresses of 32 bits reach."""
+        for _ in range(12):
+            rows, width = self.random.choice([1000, 8192, 40_000, 70_000]), self.random.choice([30_000, 65_536, 128_256])
+            batch = self.tensor(rows, width, dtype=self.float())
+            if self.random.random() < 0.3:
+                batch = batch.t()
+            axes = self.random.choice([[0], [1], [0, 1]])
+            yield aten.sum.dim_IntList, (batch, axes)
+            yield aten.mean.dim, (batch, axes, True)
+            yield aten.amax.default, (batch, axes)
+            yield aten.argmax.default, (batch, axes[0])
+
     def all(self):
-        for part in (self.products, self.attention, self.norms, self.losses, self.reductions, self.indices, self.rest):
+        parts = (self.products, self.attention, self.norms, self.losses, self.reductions, self.indices, self.rest, self.large)
+        for part in parts:
             yield from part()
 
 
 def main():
     out, seed = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    convolves = sys.argv[3:] == ["convolutions"]
+    torch.backends.cudnn.enabled = convolves
     properties = torch.cuda.get_device_properties(0)
     card = f"{10 * properties.major + properties.minor} {properties.multi_processor_count}"
     with open(out, "w") as file:
-        for operator, args, *options in Cases(seed).all():
+        cases = Cases(seed)
+        for operator, args, *options in cases.convolutions() if convolves else cases.all():
             name = str(operator).removeprefix("aten.")
             if "flash_attention.default" in name and args[3]:
                 name += " random"
             elif "index_put" in name and args[3]:
                 name += " backward"
+            elif convolves:
+                name += " cudnn"
             try:
                 read, made, inside = measure(operator, args, *options or [{}])
             except (RuntimeError, NotImplementedError) as error:
@@ -298,5 +364,4 @@ def main():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    torch.backends.cudnn.enabled = False
     main()

@@ -8,6 +8,7 @@ impl BlockId {
     /// Stands for no block at either end of a segment.
     pub(crate) const NONE: BlockId = BlockId(u32::MAX);
 
+    #[inline]
     pub(crate) fn is_none(self) -> bool {
         self == BlockId::NONE
     }
@@ -42,6 +43,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
+    #[inline]
     pub(crate) fn new(address: u64, size: u64, stream: u64, pool: u32) -> Self {
         Block {
             address,
@@ -66,6 +68,7 @@ impl Block {
     }
 
     /// Whether it can be given to somebody, or merged.
+    #[inline]
     pub(crate) fn is_free(&self) -> bool {
         !self.allocated && self.events == 0 && !self.used_elsewhere
     }
@@ -84,6 +87,7 @@ impl Blocks {
         self.dead.len() >= more || self.blocks.len() + more < u32::MAX as usize
     }
 
+    #[inline]
     pub(crate) fn insert(&mut self, mut block: Block) -> BlockId {
         if let Some(id) = self.dead.pop() {
             block.generation = self[id].generation;
@@ -95,12 +99,14 @@ impl Blocks {
         id
     }
 
+    #[inline]
     pub(crate) fn remove(&mut self, id: BlockId) {
         self[id].allocated = false;
         self.dead.push(id);
     }
 
     /// Puts a block between two neighbours, either of which may be none.
+    #[inline]
     pub(crate) fn splice(&mut self, id: BlockId, before: BlockId, after: BlockId) {
         self[id].prev = before;
         self[id].next = after;
@@ -112,6 +118,7 @@ impl Blocks {
         }
     }
 
+    #[inline]
     pub(crate) fn get(&self, id: BlockId) -> Option<&Block> {
         self.blocks.get(id.0 as usize)
     }
@@ -134,12 +141,14 @@ impl Blocks {
 
 impl std::ops::Index<BlockId> for Blocks {
     type Output = Block;
+    #[inline]
     fn index(&self, id: BlockId) -> &Block {
         &self.blocks[id.0 as usize]
     }
 }
 
 impl std::ops::IndexMut<BlockId> for Blocks {
+    #[inline]
     fn index_mut(&mut self, id: BlockId) -> &mut Block {
         &mut self.blocks[id.0 as usize]
     }

@@ -10,11 +10,13 @@ pub struct Counter {
 }
 
 impl Counter {
+    #[inline]
     pub(crate) fn increase(&mut self, amount: u64) {
         self.current = self.current.saturating_add(amount);
         self.peak = self.peak.max(self.current);
     }
 
+    #[inline]
     pub(crate) fn decrease(&mut self, amount: u64) {
         self.current = self.current.saturating_sub(amount);
     }

@@ -16,11 +16,13 @@ pub(crate) struct Free {
 
 /// What free blocks are ordered by, as one number: comparing it takes no branch, of which a search would guess half
 /// wrong.
+#[inline]
 fn rank(size: u64, address: u64) -> u128 {
     u128::from(size) << u64::BITS | u128::from(address)
 }
 
 impl Free {
+    #[inline]
     fn rank(&self) -> u128 {
         rank(self.size, self.address)
     }
@@ -39,11 +41,13 @@ pub(crate) struct Lane {
 
 impl Lane {
     /// The place of the smallest free block with at least this size.
+    #[inline]
     pub(crate) fn fitting(&self, size: u64) -> usize {
         self.free.partition_point(|free| free.size < size)
     }
 
     /// The place at which a block stands, or would.
+    #[inline]
     fn place(&self, size: u64, address: u64) -> usize {
         self.free.partition_point(|other| other.rank() < rank(size, address))
     }
@@ -107,6 +111,7 @@ impl Pool {
     }
 
     /// The place of a stream's blocks; there is one from now on.
+    #[inline]
     pub(crate) fn lane(&mut self, stream: u64) -> usize {
         match self.lanes.iter().position(|lane| lane.stream >= stream) {
             Some(at) if self.lanes[at].stream == stream => at,
@@ -118,6 +123,7 @@ impl Pool {
         }
     }
 
+    #[inline]
     pub(crate) fn lane_mut(&mut self, stream: u64) -> &mut Lane {
         let at = self.lane(stream);
         &mut self.lanes[at]

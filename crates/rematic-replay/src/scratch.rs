@@ -4,6 +4,7 @@
 //! of PyTorch 2.15's CUDA code, measured operator by operator on its real allocator (`tests/allocator/scratch.py`).
 
 mod attention;
+mod convolution;
 mod embedding;
 mod gemm;
 mod index;
@@ -23,7 +24,7 @@ pub struct Architecture {
     pub capability: u32,
     /// How many multiprocessors it has.
     pub processors: u32,
-    /// Whether cuDNN is there, as it is in PyTorch's wheels.
+    /// Whether attention may take cuDNN's kernel, as it does with PyTorch's wheels. Convolutions always run through it.
     pub cudnn: bool,
 }
 
@@ -209,6 +210,8 @@ fn rule(name: &str) -> Option<Rule> {
         "native_group_norm_backward" => norm::group_backward,
         "native_batch_norm" => norm::batch,
         "native_batch_norm_backward" => norm::batch_backward,
+        "convolution" => convolution::forward,
+        "convolution_backward" => convolution::backward,
         "sort" => sort::sort,
         "topk" => sort::top,
         "_softmax_backward_data" => pointwise::softmax_backward,

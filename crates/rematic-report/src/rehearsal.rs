@@ -196,11 +196,19 @@ impl RehearsalReport<'_> {
     fn notes(&self) -> Vec<String> {
         let record = self.record;
         let mut notes = Vec::new();
-        if record.steps == 0 && self.fits() {
-            notes.push("No optimizer step was made: this is the memory of what ran".to_owned());
+        match record.steps {
+            0 if self.fits() => notes.push("No optimizer step was made: this is the memory of what ran".to_owned()),
+            1 if self.fits() => notes.push(
+                "Only one optimizer step was made: from the second on the optimizer's state is there from the start"
+                    .to_owned(),
+            ),
+            _ => {}
         }
         if let Some(last) = record.out_of_memory.last().filter(|_| self.fits()) {
-            let times = plural(record.times_out_of_memory.max(record.out_of_memory.len() as u64), "time");
+            let times = match record.times_out_of_memory.max(record.out_of_memory.len() as u64) {
+                1 => "once".to_owned(),
+                times => plural(times, "time"),
+            };
             let place = last.line.as_ref().map_or(String::new(), |line| format!(" at {}:{}", line.file, line.line));
             let asked = Bytes(last.asked);
             notes.push(format!(
@@ -393,6 +401,17 @@ It ran out of memory 25 times on the way, which the script caught: it last asked
 ";
         assert_eq!(text, expected, "and no heading of a table without rows");
         assert!(!with(&record, |report| report.html()).contains("<h2>"));
+    }
+
+    #[test]
+    fn a_script_that_ends_after_one_step_is_told_what_the_second_finds() {
+        let note =
+            "Only one optimizer step was made: from the second on the optimizer's state is there from the start\n";
+        let says = |steps: u64| {
+            let record = Record { ended: true, succeeded: true, steps, ..ran_out() };
+            with(&record, |report| report.text(Style::default())).contains(note)
+        };
+        assert_eq!([says(0), says(1), says(2)], [false, true, false]);
     }
 
     #[test]

@@ -212,6 +212,15 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// A script where a model is to be named.
+    #[error(
+        "{file} is a Python script, and not a model; `rematic rehearse -- python {file}` runs it on a GPU that is not there, \
+         and `rematic.capture` in it saves its step as a trace", file = path.display()
+    )]
+    ScriptForModel {
+        /// The file.
+        path: PathBuf,
+    },
     /// An option that only a memory snapshot takes.
     #[error(
         "`{source_name}` is not a memory snapshot, and {option} is for those; drop it, or give a file that torch.cuda.memory._dump_snapshot wrote"

@@ -67,6 +67,9 @@ impl Source {
         if rematic_snapshot::is_pickle(&start) {
             return Err(Error::SnapshotForModel { path: path.to_owned() });
         }
+        if path.extension() == Some(OsStr::new("py")) {
+            return Err(Error::ScriptForModel { path: path.to_owned() });
+        }
         let text = String::from_utf8(start)
             .map_err(|_| failed(io::Error::new(io::ErrorKind::InvalidData, "it is not text in UTF-8")))?;
         Source::of_config(name, &text)

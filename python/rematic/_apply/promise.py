@@ -36,7 +36,8 @@ class Promise:
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self.model = model
-        self.peak = plan.peak
+        # What CUDA's allocator is to count: kernels take memory for themselves, which matters beside a small model.
+        self.allocated = max(plan.peak, (plan.memory or {}).get("allocated_bytes", 0))
         # Variants leave different amounts, and which one runs is known too late. Nothing is left where training enters beside the
         # model's forward.
         self.after_forward = plan.forward_bytes or None if len(plan.variants) == 1 else None
@@ -83,8 +84,8 @@ class Promise:
         highest = None if measured is None else measured.highest(optimizer)
         if highest is not None:
             self._is_open = False
-            if _exceeds(highest, self.peak):
-                _warn("The step took", highest, self.peak)
+            if _exceeds(highest, self.allocated):
+                _warn("The step took", highest, self.allocated)
         if not self._is_open:
             _listening.discard(self)
 

@@ -31,8 +31,8 @@ pub(super) fn square_loss(call: &Call<'_>, uses: &mut Vec<Use>) {
     }
     uses.extend([Outputs, Take(bytes(input))]);
     let inside = reduction::staging(call, input, input.dtype.size().max(4));
-    let steps = inside.map_or(0, |_| 2);
-    uses.extend(inside.into_iter().flatten());
+    let steps = inside.iter().filter(|each| matches!(each, Use::Take(_))).count();
+    uses.extend(inside);
     uses.push(Give(steps));
 }
 

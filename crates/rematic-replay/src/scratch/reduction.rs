@@ -28,35 +28,146 @@ fn accumulator(layout: &Layout) -> u64 {
 
 /// Sums, means, norms.
 pub(super) fn reduce(call: &Call<'_>, uses: &mut Vec<Use>) {
-    if let Some(staging) = call.input(0).and_then(|input| staging(call, input, accumulator(input))) {
-        uses.push(Use::Outputs);
-        uses.extend(staging);
+    if let Some(input) = call.input(0) {
+        outputs_first(staging(call, input, accumulator(input)), uses);
     }
 }
 
 /// The largest or smallest, in the type of the elements.
 pub(super) fn extreme(call: &Call<'_>, uses: &mut Vec<Use>) {
-    if let Some(staging) = call.input(0).and_then(|input| staging(call, input, input.dtype.size())) {
-        uses.push(Use::Outputs);
-        uses.extend(staging);
+    if let Some(input) = call.input(0) {
+        outputs_first(staging(call, input, input.dtype.size()), uses);
     }
 }
 
 /// The largest or smallest with its place: a pair of both.
 pub(super) fn place(call: &Call<'_>, uses: &mut Vec<Use>) {
     const PAIR: u64 = 16;
-    if let Some(staging) = call.input(0).and_then(|input| staging(call, input, PAIR)) {
+    if let Some(input) = call.input(0) {
+        outputs_first(staging(call, input, PAIR), uses);
+    }
+}
+
+fn outputs_first(staging: Vec<Use>, uses: &mut Vec<Use>) {
+    if !staging.is_empty() {
         uses.push(Use::Outputs);
         uses.extend(staging);
     }
 }
 
 /// What thread blocks have so far, and semaphores, where an input of that layout becomes the output.
-pub(super) fn staging(call: &Call<'_>, input: &Layout, accumulator: u64) -> Option<[Use; 4]> {
-    let shape = Shape::new(input, call.outputs.first()?)?;
-    let threads = u64::from(call.architecture.processors) * threads_per_processor(call.architecture.capability);
-    let (staging, semaphores) = shape.staging(accumulator, threads)?;
-    Some([Use::Take(staging), Use::Take(semaphores), Use::Give(0), Use::Give(1)])
+pub(super) fn staging(call: &Call<'_>, input: &Layout, accumulator: u64) -> Vec<Use> {
+    let Some(output) = call.outputs.first() else { return Vec::new() };
+    let Some(kept) = kept(&input.shape, &output.shape) else { return Vec::new() };
+    Reduction { input, kept, accumulator, result: output.dtype.size() }.uses(call)
+}
+
+/// The same where the channels of images are left.
+pub(super) fn channels(call: &Call<'_>, input: &Layout) -> Vec<Use> {
+    let kept = (0..input.shape.len()).map(|dim| dim == 1).collect();
+    Reduction { input, kept, accumulator: accumulator(input), result: input.dtype.size() }.uses(call)
+}
+
+struct Reduction<'a> {
+    input: &'a Layout,
+    /// Which dimensions stay.
+    kept: Vec<bool>,
+    /// The bytes of a number while it is added to, and those of a result.
+    accumulator: u64,
+    result: u64,
+}
+
+impl Reduction<'_> {
+    fn uses(&self, call: &Call<'_>) -> Vec<Use> {
+        let threads = u64::from(call.architecture.processors) * threads_per_processor(call.architecture.capability);
+        let staging = |input: &Layout, kept: &[bool]| -> Option<[Use; 4]> {
+            let (staging, semaphores) = Shape::keeping(input, kept)?.staging(self.accumulator, threads)?;
+            Some([Use::Take(staging), Use::Take(semaphores), Use::Give(0), Use::Give(1)])
+        };
+        if is_in_reach(self.input) {
+            return staging(self.input, &self.kept).into_iter().flatten().collect();
+        }
+        self.in_parts(staging)
+    }
+
+    /// Addresses in a kernel have 32 bits, so what is larger is added up part by part. Between the parts numbers are kept as wide as
+    /// they are added (`AccumulationBuffer`).
+    fn in_parts(&self, staging: impl Fn(&Layout, &[bool]) -> Option<[Use; 4]>) -> Vec<Use> {
+        let (whole, kept) = self.joined();
+        let results = whole
+            .shape
+            .iter()
+            .zip(&kept)
+            .filter(|(_, kept)| **kept)
+            .fold(1, |all, (extent, _)| product([all, *extent]));
+        let is_kept = self.accumulator > self.result;
+        let mut uses: Vec<Use> = Vec::new();
+        uses.extend(is_kept.then(|| Use::Take(product([results, self.accumulator]))));
+        let mut since = 0;
+        for part in parts(whole) {
+            if let Some(inside) = staging(&part, &kept) {
+                uses.extend(inside);
+                since += 2;
+            }
+        }
+        uses.extend(is_kept.then_some(Use::Give(since)));
+        uses
+    }
+
+    /// With dimensions that lie as one as one: those that go first, then those that stay, each from the innermost out
+    /// (`reorder_dimensions` and `coalesce_dimensions` in `TensorIterator.cpp`). The innermost is the last here.
+    fn joined(&self) -> (Layout, Vec<bool>) {
+        let dims = self.input.shape.iter().zip(&self.input.strides).zip(&self.kept);
+        let mut dims: Vec<(bool, u64, u64)> = dims
+            .filter(|((extent, _), _)| **extent != 1)
+            .map(|((extent, stride), kept)| (*kept, *stride, *extent))
+            .collect();
+        dims.sort_by_key(|(kept, stride, _)| (*kept, *stride));
+        let mut joined: Vec<(bool, u64, u64)> = Vec::new();
+        for (kept, stride, extent) in dims {
+            match joined.last_mut() {
+                Some((before, inner, size)) if *before == kept && product([*inner, *size]) == stride => {
+                    *size = product([*size, extent]);
+                }
+                _ => joined.push((kept, stride, extent)),
+            }
+        }
+        let layout = Layout {
+            dtype: self.input.dtype,
+            shape: joined.iter().rev().map(|(_, _, extent)| *extent).collect(),
+            strides: joined.iter().rev().map(|(_, stride, _)| *stride).collect(),
+        };
+        (layout, joined.iter().rev().map(|(kept, _, _)| *kept).collect())
+    }
+}
+
+/// Whether 32 bits are enough to number the elements and to say where they are (`can_use_32bit_indexing`).
+fn is_in_reach(layout: &Layout) -> bool {
+    const REACH: u64 = i32::MAX as u64;
+    let steps = layout.shape.iter().zip(&layout.strides);
+    let last =
+        steps.fold(0, |all: u64, (extent, stride)| all.saturating_add(product([extent.saturating_sub(1), *stride])));
+    layout.elements() <= REACH && product([last, layout.dtype.size()]) < REACH
+}
+
+/// The parts, in order: what is too large is halved along the dimension that reaches farthest (`SplitUntil32Bit`). Of a file that says
+/// it is larger than any tensor, there are no more than some.
+fn parts(whole: Layout) -> Vec<Layout> {
+    const MOST: usize = 4096;
+    let (mut left, mut parts) = (vec![whole], Vec::new());
+    while let Some(mut part) = left.pop() {
+        let reach = |dim: &usize| product([part.shape[*dim].saturating_sub(1), part.strides[*dim]]);
+        let farthest = (0..part.shape.len()).max_by_key(reach).filter(|dim| part.shape[*dim] > 1);
+        let Some(dim) = farthest.filter(|_| !is_in_reach(&part) && left.len() + parts.len() < MOST) else {
+            parts.push(part);
+            continue;
+        };
+        let mut first = part.clone();
+        first.shape[dim] /= 2;
+        part.shape[dim] -= first.shape[dim];
+        left.extend([part, first]);
+    }
+    parts
 }
 
 /// A reduction as the kernel sees it.
@@ -72,13 +183,14 @@ struct Shape {
 }
 
 impl Shape {
-    fn new(input: &Layout, output: &Layout) -> Option<Self> {
-        let (elements, outputs) = (input.elements(), output.elements());
+    /// By which dimensions stay.
+    fn keeping(input: &Layout, kept: &[bool]) -> Option<Self> {
+        let stay = input.shape.iter().zip(kept).filter(|(_, kept)| **kept);
+        let (elements, outputs) = (input.elements(), stay.fold(1, |all: u64, (extent, _)| all.saturating_mul(*extent)));
         if elements == 0 || outputs == 0 || elements % outputs != 0 {
             return None;
         }
-        let kept = kept(&input.shape, &output.shape)?;
-        let dims = || input.shape.iter().zip(&input.strides).zip(&kept).filter(|((extent, _), _)| **extent > 1);
+        let dims = || input.shape.iter().zip(&input.strides).zip(kept).filter(|((extent, _), _)| **extent > 1);
         let fastest = |keeps: bool| dims().filter(|(_, kept)| **kept == keeps).map(|((_, stride), _)| *stride).min();
         let (reduced, left) = (fastest(false), fastest(true));
         let along_fastest = match (reduced, left) {

@@ -50,6 +50,14 @@ fn the_configs_that_the_cases_break_are_good() {
 }
 
 #[test]
+fn a_script_is_told_what_runs_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("train.py");
+    std::fs::write(&path, "import torch\n").unwrap();
+    refused_source(&path, &["is a Python script", "rematic rehearse -- python", "train.py"]);
+}
+
+#[test]
 fn text_that_is_no_config_is_refused() {
     for text in ["", " ", "{", "not json", "{\"model_type\": \"gpt2\"", "{\"a\": 1,}", "\u{0}"] {
         refused_text(text.as_bytes(), &["not JSON", "line 1"]);
