@@ -37,7 +37,14 @@ def fit(
     unless the step looks at values that it draws or reads. `batch`, `seq`, `gpus` and `device` fix what they name; the rest is
     free, GPUs up to 1024. Further options are those of `Trace.model` for models, and of `capture` for modules.
     """
+    for name, count in (("batch", batch), ("seq", seq), ("gpus", gpus), ("tp", tp)):
+        if count is not None and count < 1:
+            raise RematicError(f"{name} is {count}; it must be at least 1")
     make, varies, mixed = _steps(source, inputs, tp, options)
+    for name, given, is_free in (("batch", batch, varies[0]), ("seq", seq, varies[1])):
+        if given is not None and not is_free:
+            whose = "the trace has its sizes" if isinstance(source, Trace) else "the inputs say how long they are"
+            raise RematicError(f"{name} is for models that are given by name or config; {whose} already, so drop it")
     return _core.fit(
         make,
         varies,

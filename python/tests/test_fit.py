@@ -131,3 +131,25 @@ def test_mistakes_are_those_of_real_inputs() -> None:
         rematic.fit(Masked(), lambda batch: {"tokens": torch.zeros(batch, 16, dtype=torch.long)}, device="t4")
     with pytest.raises(rematic.RematicError, match="layers is for models and modules"):
         rematic.fit(rematic.capture(Masked(), torch.zeros(1, 16, dtype=torch.long)), layers=2)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"gpus": 0}, "gpus is 0; it must be at least 1"),
+        ({"tp": -1}, "tp is -1; it must be at least 1"),
+        ({"batch": 0}, "batch is 0; it must be at least 1"),
+        ({"batch": 3}, "batch is for models that are given by name or config; the trace has its sizes already, so drop it"),
+        ({"seq": 8}, "seq is for models that are given by name or config; the trace has its sizes already, so drop it"),
+        ({"device": "h1000"}, "did you mean"),
+    ],
+)
+def test_sizes_are_checked(said: dict[str, Any], words: str) -> None:
+    with pytest.raises(rematic.RematicError) as raised:
+        rematic.fit(rematic.Trace.model("gpt2", layers=1, seq=16), **said)
+    assert words in str(raised.value)
+
+
+def test_inputs_have_their_length() -> None:
+    with pytest.raises(rematic.RematicError, match="the inputs say how long they are already"):
+        rematic.fit(Masked(), lambda batch: torch.zeros(batch, 16, dtype=torch.long), seq=16)
