@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rematic import _core
@@ -107,7 +107,7 @@ def _of_module(model: Any, inputs: Callable[[int], Any], options: dict[str, Any]
 
     def captured(given: Any, card: str | None) -> Trace:
         on = {"device": CARDS.get(card or "", "cuda"), **options}
-        if isinstance(given, dict):
+        if isinstance(given, Mapping):
             return capture(model, **given, **on)
         arguments = given if isinstance(given, tuple) else (given,)
         return capture(model, *arguments, **on)

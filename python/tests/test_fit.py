@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 from typing import Any
 
@@ -100,6 +101,11 @@ def test_a_sketch_is_captured_as_what_it_stands_for(inputs: Any) -> None:
     expected = {"ids": torch.zeros(3, 16, dtype=torch.long), "mask": torch.ones(3, 16, dtype=torch.bool)}
     wanted = ((expected["ids"], expected["mask"]), {}) if args else ((), expected)
     assert rematic.capture(Masked(), *args, **kwargs).to_bytes() == rematic.capture(Masked(), *wanted[0], **wanted[1]).to_bytes()
+
+
+def test_what_a_tokenizer_returns_is_keywords() -> None:
+    fit = rematic.fit(Masked(), lambda batch: collections.UserDict(ones(batch)), device="t4", gpus=1)
+    assert largest_batch(fit)[0] > 1000
 
 
 def test_values_of_a_sketch_decide() -> None:
