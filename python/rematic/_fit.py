@@ -34,7 +34,7 @@ def fit(
     `source` is a built-in model, a Hugging Face config (a path or a dict), a `Trace`, a function from a batch size to a
     `Trace`, or an `nn.Module` with `inputs`: a function from a batch size to what the module is called with (a tensor, a
     tuple of arguments, or a dict of keyword arguments), which is called for batches of any size, and whose tensors take no memory
-    unless the step looks at values that it draws or reads. `batch`, `seq`, `gpus` and `device` fix what they name; the rest is
+    unless the step looks at numbers that are drawn at random. `batch`, `seq`, `gpus` and `device` fix what they name; the rest is
     free, GPUs up to 1024. Further options are those of `Trace.model` for models, and of `capture` for modules.
     """
     for name, count in (("batch", batch), ("seq", seq), ("gpus", gpus), ("tp", tp)):
