@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rematic import _core
@@ -31,10 +33,18 @@ def fit(
 
     `source` is a built-in model, a Hugging Face config (a path or a dict), a `Trace`, a function from a batch size to a
     `Trace`, or an `nn.Module` with `inputs`: a function from a batch size to what the module is called with (a tensor, a
-    tuple of arguments, or a dict of keyword arguments). `batch`, `seq`, `gpus` and `device` fix what they name; the rest is
+    tuple of arguments, or a dict of keyword arguments), which is called for batches of any size, and whose tensors take no memory
+    unless the step looks at numbers that are drawn at random. `batch`, `seq`, `gpus` and `device` fix what they name; the rest is
     free, GPUs up to 1024. Further options are those of `Trace.model` for models, and of `capture` for modules.
     """
+    for name, count in (("batch", batch), ("seq", seq), ("gpus", gpus), ("tp", tp)):
+        if count is not None and count < 1:
+            raise RematicError(f"{name} is {count}; it must be at least 1")
     make, varies, mixed = _steps(source, inputs, tp, options)
+    for name, given, is_free in (("batch", batch, varies[0]), ("seq", seq, varies[1])):
+        if given is not None and not is_free:
+            whose = "the trace has its sizes" if isinstance(source, Trace) else "the inputs say how long they are"
+            raise RematicError(f"{name} is for models that are given by name or config; {whose} already, so drop it")
     return _core.fit(
         make,
         varies,
@@ -63,7 +73,7 @@ def _steps(source: Any, inputs: Callable[[int], Any] | None, tp: int | None, opt
         return _of_module(source, inputs, options)
     if callable(source) and not hasattr(source, "parameters"):
         _refuse(options)
-        return lambda batch, *_: source(batch or 1), (True, False, False, False), False
+        return _one_at_a_time(lambda batch, _: source(batch)), (True, False, False, False), False
     if hasattr(source, "parameters"):
         raise RematicError(
             f"{type(source).__name__} is a module; give also inputs=, a function from a batch size to what it is called with, "
@@ -89,17 +99,44 @@ def _of_model(source: Any, tp: int | None, options: dict[str, Any]) -> _Steps:
 
 
 def _of_module(model: Any, inputs: Callable[[int], Any], options: dict[str, Any]) -> _Steps:
+    from rematic._capture.sketch import sketched
     from rematic._capture.step import capture
 
-    def make(batch: int | None, *rest: Any) -> Trace:
-        given = inputs(batch or 1)
-        on = {"device": CARDS.get(rest[-1] or "", "cuda"), **options}
-        if isinstance(given, dict):
+    # Whether inputs need no memory: until a sketch of them does not do.
+    sketches = True
+
+    def captured(given: Any, card: str | None) -> Trace:
+        on = {"device": CARDS.get(card or "", "cuda"), **options}
+        if isinstance(given, Mapping):
             return capture(model, **given, **on)
         arguments = given if isinstance(given, tuple) else (given,)
         return capture(model, *arguments, **on)
 
-    return make, (True, False, False, False), False
+    def make(batch: int, card: str | None) -> Trace:
+        nonlocal sketches
+        if sketches:
+            # Whatever is wrong with real inputs too is said of those.
+            with contextlib.suppress(Exception):
+                return captured(sketched(lambda: inputs(batch)), card)
+            sketches = False
+        return captured(inputs(batch), card)
+
+    return _one_at_a_time(make), (True, False, False, False), False
+
+
+def _one_at_a_time(make: Callable[[int, str | None], Trace]) -> Callable[..., Trace]:
+    """Makes each step once. Several are asked for at a time, and a capture that another one runs beside is not the same."""
+    known: dict[tuple[int, str | None], Trace] = {}
+    alone = threading.Lock()
+
+    def made(batch: int | None, *rest: Any) -> Trace:
+        asked = (batch or 1, rest[-1])
+        with alone:
+            if asked not in known:
+                known[asked] = make(*asked)
+            return known[asked]
+
+    return made
 
 
 def _refuse(options: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import json
 import random
 from typing import Any
 
@@ -147,3 +148,36 @@ def test_the_model_from_outside_is_still_refused() -> None:
     with pytest.raises(rematic.CaptureError, match="uses the model from outside"):
         rematic.capture_step(step, model, device="cpu")
     assert model.weight.grad is None
+
+
+class Log:
+    """What a loop keeps of its steps."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, Any] = {}
+        self.total: Any = None
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["emptied", "replaced"])
+def test_a_container_that_a_step_replaces_goes_with_what_is_in_it(replaces: bool) -> None:
+    log = Log()
+    latest = log.latest
+
+    def fn(model: nn.Module, optimizer: Any) -> None:
+        loss = model(torch.zeros(2, 4, device="cuda")).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        # The first step makes it, later ones find it.
+        log.total = loss.detach() if log.total is None else log.total.add_(loss.detach())
+        log.latest["loss"] = {"number": loss.detach().clone()}
+        if replaces:
+            log.latest = {}
+        else:
+            log.latest.clear()
+
+    trace = rematic.capture_step(fn, nn.Linear(4, 4), torch.optim.SGD)
+    document = json.loads(trace.to_bytes())
+    before = [size for size, category, birth in document["storages"] if birth is None and category == "activation"]
+    assert before == [4]
+    assert log.latest is latest and latest == {} and log.total is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pathlib
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import rematic
 from adapters import with_adapters
-from setups import FAMILIES, SIZES, built, config_file, frozen, step
+from setups import FAMILIES, SIZES, built, config_file, frozen, loss_of, step
 
 ADAMW = functools.partial(torch.optim.AdamW, fused=True)
 GPUS = 8
@@ -33,8 +34,8 @@ SETUPS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def sharded(model: nn.Module, mesh: Any, mixed: bool) -> nn.Module:
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+def sharded(model: nn.Module, mesh: Any, mixed: bool, half: torch.dtype = torch.bfloat16) -> nn.Module:
+    policy = MixedPrecisionPolicy(half, torch.float32) if mixed else MixedPrecisionPolicy()
     inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     inner = getattr(inner, "base_model", inner)
     lists = (module for module in inner.modules() if isinstance(module, nn.ModuleList))
@@ -99,6 +100,42 @@ def test_adapters_in_mixed_precision_equal_captured_ones(
     asked = [command, "trace", config_file(tmp_path, family), "-o", str(place), *SIZES, "--optimizer", "adamw-fused", "--lora", "8"]
     asked += ["--fsdp", str(GPUS), "--fsdp-rank", "3", "--precision", "mixed"]
     subprocess.run(asked + (["--lora-targets", targets] if targets else []), check=True, capture_output=True)
+    native = rematic.Trace.load(place)
+    assert unlike(native, captured)[:5] == []
+    assert native.peak() == captured.peak()
+
+
+def scaled_step(inputs: dict[str, Any], micro_batches: int) -> Callable[[nn.Module, Any], Any]:
+    scaler = torch.amp.GradScaler("cpu")
+    batches = [{"input_ids": (ids := inputs["input_ids"].clone()), "labels": ids} for _ in range(micro_batches)]
+
+    def fn(model: nn.Module, optimizer: Any) -> Any:
+        for batch in batches:
+            output = model(**batch)
+            scaler.scale(loss_of(output, micro_batches)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        return output
+
+    return fn
+
+
+@pytest.mark.parametrize("optimizer", ["adamw-fused", "adamw"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scaled_losses_equal_captured_ones(
+    family: str, micro_batches: int, optimizer: str, command: str, tmp_path: pathlib.Path
+) -> None:
+    model, inputs = built(family, torch.float32)
+    kind = ADAMW if optimizer == "adamw-fused" else functools.partial(torch.optim.AdamW, foreach=True)
+    with rematic.cluster(GPUS, 3) as mesh:
+        model = sharded(model, mesh, True, torch.float16)
+        captured = rematic.capture_step(scaled_step(inputs, micro_batches), model, kind, device="cuda")
+    place = tmp_path / "native.rmt"
+    asked = [command, "trace", config_file(tmp_path, family), "-o", str(place), *SIZES, "--optimizer", optimizer]
+    asked += ["--fsdp", str(GPUS), "--fsdp-rank", "3", "--precision", "fp16", "--accumulate", str(micro_batches)]
+    subprocess.run(asked, check=True, capture_output=True)
     native = rematic.Trace.load(place)
     assert unlike(native, captured)[:5] == []
     assert native.peak() == captured.peak()

@@ -19,6 +19,7 @@ mod gathering;
 mod gradients;
 mod handed;
 mod optimizer;
+mod scaler;
 mod settling;
 mod shards;
 mod traffic;

@@ -89,6 +89,33 @@ fn micro_batches_of_models_with_parameters_that_are_alike_are_sharded() {
     }
 }
 
+/// Each rank looks at its rows of the gradients, and all are told what was found, once for all micro-batches.
+#[test]
+fn the_scaler_looks_at_rows_and_all_ranks_agree() {
+    for (accumulate, replicas) in [(None, 1), (Some(3), 1), (None, 2)] {
+        let recipe = Recipe { scaler: true, accumulate, ..Recipe::default() };
+        let options = Options { layers: Some(2), dtype: Some(Dtype::F16), recipe, ..Options::default() };
+        let trace = Model::builtin("llama-3-8b").unwrap().with(&options).unwrap().trace().unwrap();
+        let made = spread(&trace, Fsdp2 { shards: Some(Dtype::F32), replicas, ..Fsdp2::over(8) });
+        assert_eq!(made.validate(), Ok(()));
+        let timeline = Timeline::replay(&made, Allocator::Cuda);
+        assert_eq!(timeline.start().total(), timeline.end().total());
+        let names: Vec<&str> = made.ops().iter().map(|op| made.op_name(op)).collect();
+        let look = names.iter().position(|name| name.starts_with("_amp_foreach_non_finite_check")).unwrap();
+        assert_eq!(names[look + 1..look + 3], ["_c10d_functional.all_reduce.default", "copy_.default"]);
+        assert_eq!(collectives(&made, CollectiveKind::AllReduce).last(), Some(&4));
+        // Shards of parameters and gradients are fp32, and so is what it reads.
+        let (_, op) = made.ops().entries().nth(look).unwrap();
+        assert!(made.inputs(op).iter().all(|tensor| made.layout_of(*tensor).dtype == Dtype::F32));
+        let whole = trace.ops().iter().find(|op| trace.op_name(op) == names[look]).unwrap();
+        let elements = |trace: &StepTrace, op| -> u64 {
+            trace.inputs(op).iter().map(|tensor| trace.layout_of(*tensor).elements()).sum()
+        };
+        // Everything divides by eight, but for the two numbers that all ranks have.
+        assert_eq!((elements(&made, op) - 2) * 8, elements(&trace, whole) - 2);
+    }
+}
+
 #[test]
 fn the_gradient_of_the_loss_stays_until_all_is_reduced() {
     for builtin in BUILTIN.iter().filter(|builtin| !is_clip(builtin.name)) {

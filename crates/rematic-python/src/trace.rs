@@ -181,6 +181,7 @@ impl Trace {
         let loss = loss.map(option::loss).transpose()?;
         let recipe = Recipe {
             autocast,
+            scaler: false,
             accumulate,
             lora: option::lora(lora, lora_targets, lora_alpha)?,
             freeze: option::list(freeze),

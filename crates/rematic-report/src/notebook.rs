@@ -6,8 +6,9 @@ use rematic_plan::PlanDocument;
 use rematic_replay::{Snapshot, Timeline};
 use rematic_trace::{Bytes, Category, StepTrace};
 
+use crate::curve::CurveReport;
 use crate::html::{escaped, table};
-use crate::plan::{CurveReport, quality};
+use crate::plan::quality;
 use crate::{regions, stats};
 
 /// Size of a picture.

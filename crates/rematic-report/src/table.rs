@@ -128,11 +128,12 @@ impl<const N: usize> Table<N> {
     /// Which columns a narrow terminal has no room for.
     fn left_out(&self, shown: &[(usize, usize)], style: Style) -> String {
         let is_shown = |index: usize| shown.iter().any(|(at, _)| *at == index);
-        let left: Vec<&str> = (0..N)
+        let mut left: Vec<&str> = (0..N)
             .filter(|index| !is_shown(*index) && self.rows.iter().any(|row| !row[*index].is_empty()))
             .map(|index| self.columns[index].title)
             .filter(|title| !title.is_empty())
             .collect();
+        left.dedup();
         if left.is_empty() {
             return String::new();
         }

@@ -46,9 +46,14 @@ const fn named<T>(name: &'static str, value: T, help: &'static str) -> Named<T> 
 const TORCH_NAMES: [(&str, &str); 5] =
     [("float32", "fp32"), ("float", "fp32"), ("bfloat16", "bf16"), ("float16", "fp16"), ("half", "fp16")];
 
+/// Where PyTorch has them.
+const MODULE: &str = "torch.";
+
 /// What a name stands for, in whatever case, and by PyTorch's names of types.
 #[must_use]
 pub fn find<T: Copy>(known: &[Named<T>], name: &str) -> Option<T> {
+    let is_torch = name.get(..MODULE.len()).is_some_and(|head| head.eq_ignore_ascii_case(MODULE));
+    let name = name.rsplit('.').next().filter(|_| is_torch).unwrap_or(name);
     let ours = TORCH_NAMES.iter().find(|(torch, _)| torch.eq_ignore_ascii_case(name)).map_or(name, |(_, ours)| ours);
     known.iter().find(|known| known.name.eq_ignore_ascii_case(ours)).map(|known| known.value)
 }
@@ -142,11 +147,7 @@ pub const PRECISIONS: &[Named<Precision>] = &[
         "Parameters, gradients and optimizer state in fp32; computes under torch.autocast(bfloat16), or by FSDP2's policy",
     ),
     named("fp32", Precision { dtype: Dtype::F32, mixed: false }, "All in 32-bit floats"),
-    named(
-        "fp16",
-        Precision { dtype: Dtype::F16, mixed: true },
-        "As mixed, in float16, with torch.amp.GradScaler; under FSDP2 without it",
-    ),
+    named("fp16", Precision { dtype: Dtype::F16, mixed: true }, "As mixed, in float16, with torch.amp.GradScaler"),
 ];
 /// How the loss is computed, or that it is to be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -121,6 +121,9 @@ class Attempt:
         """Takes a step that is not captured: what it keeps is there for the next one."""
         following, self.place = self.place, place
         self.run(step)
+        assert self._earlier is not None
+        made = [ref() for ref in survivors.made(self._earlier)]
+        self.bystanders.let_go({storage._cdata for storage in made if storage is not None})
         self.place = following
 
     def run(self, step: Step) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import gc
 import inspect
+import itertools
 import random
 import sys
 import sysconfig
@@ -18,12 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rematic._model.wrapped import inner
+
 from .holders import CONTAINERS, Cell, Holder, Named, Slots
 from .replica import Replica
 
 # More objects than this are not looked at, nor items of a longer container.
 MAX_OBJECTS = 200_000
 MAX_ITEMS = 10_000
+# Containers in containers are looked into so far for what a run has made.
+DEPTH = 4
 # Arrays of numpy up to this many bytes are copied and put back.
 MAX_ARRAY = 1 << 20
 
@@ -64,6 +70,8 @@ class Bystanders:
         self.modules: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._states: list[Remembers] = []
+        # What puts back each of the holders, while that is to be done.
+        self._back: list[Callable[[], object]] = []
         pending = list(functions)
         while pending and len(self._seen) < MAX_OBJECTS:
             item = pending.pop()
@@ -139,12 +147,26 @@ class Bystanders:
     @contextlib.contextmanager
     def untouched(self) -> Iterator[None]:
         """Whatever happens while it is entered, everything is afterwards as it was."""
-        back: list[Callable[[], object]] = [holder.remember() for holder in self._holders]
-        back += [state() for state in (*self._states, *_global_states())]
+        outer, self._back = self._back, [holder.remember() for holder in self._holders]
+        back = [*self._back, *(state() for state in (*self._states, *_global_states()))]
         try:
             yield
         finally:
+            self._back = outer
             for restore in reversed(back):
+                restore()
+
+    def let_go(self, made: set[int]) -> None:
+        """A run has ended, and these are the addresses of storages that it has made. Containers that it has replaced would be gone, if
+        nothing here referred to them, and with them what the run has put there: that goes."""
+        own = {id(self._seen), id(self._holders), *_ids_of(self._back)}
+        for holder in self._holders:
+            own |= {id(holder), id(vars(holder))}
+        for holder, restore in zip(self._holders, self._back, strict=True):
+            held = holder.container
+            if held is None or not _holds(held, made, DEPTH):
+                continue
+            if all(id(other) in own or isinstance(other, types.FrameType) for other in gc.get_referrers(held)):
                 restore()
 
     def replace(self, replica: Replica) -> list[Tensor]:
@@ -177,6 +199,23 @@ class Bystanders:
             for optimizer in self.optimizers
             if not any(replica.is_of_model(parameter) for group in optimizer.param_groups for parameter in group["params"])
         ]
+
+
+def _holds(item: Any, made: set[int], depth: int) -> bool:
+    """Whether a tensor on one of some storages is there."""
+    if isinstance(item, Tensor):
+        tensor = inner(item)
+        return tensor.is_meta and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in made
+    held = item.values() if isinstance(item, dict) else item
+    if not depth or not isinstance(item, (dict, list, tuple, set, collections.deque)):
+        return False
+    return any(_holds(inside, made, depth - 1) for inside in itertools.islice(held, MAX_ITEMS))
+
+
+def _ids_of(back: list[Callable[[], object]]) -> Iterator[int]:
+    """Copies that functions which put something back have of it."""
+    for restore in back:
+        yield from (id(cell.cell_contents) for cell in getattr(restore, "__closure__", None) or ())
 
 
 def _is_plain(item: Any) -> bool:

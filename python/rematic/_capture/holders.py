@@ -1,4 +1,5 @@
-"""Objects that hold others in places: how to see what is there, to put something else there, and to put it back."""
+"""Objects that hold others in places: how to see what is there, to put something else there, and to put it back. Those that are containers
+have it as `container`."""
 
 from __future__ import annotations
 
@@ -28,51 +29,51 @@ class Mapped:
     """A dictionary. Its keys may be tensors too, as in an optimizer's state."""
 
     def __init__(self, held: dict[Any, Any]) -> None:
-        self._held = held
+        self.container = held
 
     def items(self) -> list[Any]:
-        return list(self._held.values())
+        return list(self.container.values())
 
     def remember(self) -> Callable[[], None]:
-        before = list(self._held.items())
+        before = dict(self.container)
 
         def restore() -> None:
-            held = self._held
+            held = self.container
             if len(held) == len(before) and all(
-                key is other and value is held[key] for (key, value), other in zip(before, held, strict=True)
+                key is other and value is held[key] for (key, value), other in zip(before.items(), held, strict=True)
             ):
                 return
             # Never empty in between: it may be what a module's functions look names up in.
             held.update(before)
-            for key in held.keys() - dict(before).keys():
+            for key in held.keys() - before.keys():
                 del held[key]
-            if any(key is not other for (key, _), other in zip(before, held, strict=True)):
+            if any(key is not other for key, other in zip(before, held, strict=True)):
                 held.clear()
                 held.update(before)
 
         return restore
 
     def replace(self, change: Change) -> None:
-        for key, value in list(self._held.items()):
+        for key, value in list(self.container.items()):
             new = changed(value, change)
             if new is not value:
-                self._held[key] = new
+                self.container[key] = new
 
 
 class Listed:
     """A list or a deque."""
 
     def __init__(self, held: Any) -> None:
-        self._held = held
+        self.container = held
 
     def items(self) -> list[Any]:
-        return list(self._held)
+        return list(self.container)
 
     def remember(self) -> Callable[[], None]:
-        before = list(self._held)
+        before = list(self.container)
 
         def restore() -> None:
-            held = self._held
+            held = self.container
             if len(held) == len(before) and all(item is other for item, other in zip(held, before, strict=True)):
                 return
             held.clear()
@@ -81,39 +82,41 @@ class Listed:
         return restore
 
     def replace(self, change: Change) -> None:
-        for position, item in enumerate(self._held):
+        for position, item in enumerate(self.container):
             new = changed(item, change)
             if new is not item:
-                self._held[position] = new
+                self.container[position] = new
 
 
 class Collected:
     """A set."""
 
     def __init__(self, held: set[Any]) -> None:
-        self._held = held
+        self.container = held
 
     def items(self) -> list[Any]:
-        return list(self._held)
+        return list(self.container)
 
     def remember(self) -> Callable[[], None]:
-        before = set(self._held)
+        before = set(self.container)
 
         def restore() -> None:
-            if self._held != before:
-                self._held.clear()
-                self._held.update(before)
+            if self.container != before:
+                self.container.clear()
+                self.container.update(before)
 
         return restore
 
     def replace(self, change: Change) -> None:
-        for item in [item for item in self._held if isinstance(item, Tensor) and change(item) is not item]:
-            self._held.remove(item)
-            self._held.add(change(item))
+        for item in [item for item in self.container if isinstance(item, Tensor) and change(item) is not item]:
+            self.container.remove(item)
+            self.container.add(change(item))
 
 
 class Cell:
     """A variable of an outer function."""
+
+    container: None = None
 
     def __init__(self, cell: types.CellType) -> None:
         self._cell = cell
@@ -144,6 +147,8 @@ class Cell:
 class Named:
     """Some names of a module's globals."""
 
+    container: None = None
+
     def __init__(self, held: dict[str, Any], names: set[str]) -> None:
         self._held = held
         self._names = sorted(names)
@@ -173,6 +178,8 @@ class Named:
 
 class Slots:
     """The attributes of an object that has no dictionary for them."""
+
+    container: None = None
 
     def __init__(self, item: Any) -> None:
         self._item = item

@@ -66,7 +66,9 @@ class Values(TorchDispatchMode):
         if hasattr(storage, _CONTENT):
             return
         if value.is_meta:
-            setattr(storage, _CONTENT, on_meta)
+            # A sketch of it knows how it was made.
+            made = getattr(value.untyped_storage(), _CONTENT, None)
+            setattr(storage, _CONTENT, made if isinstance(made, Content) else on_meta)
             return
         original = value.untyped_storage()
         setattr(storage, _CONTENT, self._shared_content(original, held=True))

@@ -403,7 +403,9 @@ impl Model {
     fn step(&self, tape: &Tape) -> Result<Step, FakeError> {
         tape.check_training()?;
         let mut step = Step::new(tape, self.optimizer).autocast(self.recipe.autocast);
-        if self.recipe.scales_loss() && self.optimizer != Optimizer::None {
+        // What ranks that share a model tell each other of infinities is not known.
+        let is_shared = !tape.state().trace.place.axes.is_empty();
+        if self.recipe.scales_loss() && self.optimizer != Optimizer::None && !is_shared {
             step = step.scaled();
         }
         Ok(step.micro_batches(self.recipe.micro_batches()))

@@ -17,6 +17,7 @@ const HIGHEST_RANK: u64 = 65_536;
 
 /// The names of facts.
 const AUTOCAST: &str = "autocast";
+const SCALER: &str = "scaler";
 const ACCUMULATE: &str = "accumulate";
 const LORA: &str = "lora";
 const LORA_TARGETS: &str = "lora-targets";
@@ -38,6 +39,8 @@ const BETWEEN: &str = ",";
 pub struct Recipe {
     /// Forward and loss run under `torch.autocast` with this type; parameters are of the model's own.
     pub autocast: Option<Dtype>,
+    /// The loss is scaled by `torch.amp.GradScaler` without autocast too: what FSDP2 gathers is float16.
+    pub scaler: bool,
     /// Gradients of so many batches are added up before the optimizer steps.
     pub accumulate: Option<u32>,
     /// Adapters are trained, and the model's own parameters are not.
@@ -68,6 +71,7 @@ impl Recipe {
         let lora = find(LORA).and_then(|rank| rank.parse().ok());
         Recipe {
             autocast: find(AUTOCAST).and_then(|name| name.parse().ok()),
+            scaler: find(SCALER).is_some(),
             accumulate: find(ACCUMULATE).and_then(|text| text.parse().ok()),
             lora: lora.map(|rank| Lora {
                 rank,
@@ -85,6 +89,7 @@ impl Recipe {
     pub fn or(self, other: Recipe) -> Self {
         Recipe {
             autocast: self.autocast.or(other.autocast),
+            scaler: self.scaler || other.scaler,
             accumulate: self.accumulate.or(other.accumulate),
             lora: self.lora.or(other.lora),
             freeze: if self.freeze.is_empty() { other.freeze } else { self.freeze },
@@ -107,7 +112,7 @@ impl Recipe {
 
     /// Whether the loss is scaled, as float16 asks for.
     pub(super) fn scales_loss(&self) -> bool {
-        self.autocast == Some(Dtype::F16)
+        self.scaler || self.autocast == Some(Dtype::F16)
     }
 
     /// How many micro-batches a step has.

@@ -133,13 +133,15 @@ impl Chunked {
 
     /// The gradient of what the layer gives for some rows.
     fn delta(self, part: &Tensor, weight: &Tensor, wanted: &Tensor, scales: Tensor) -> Tensor {
-        let (delta, tanh) = {
+        let (mut delta, tanh) = {
             let (logits, tanh) = self.logits(part, weight);
             (logits.softmax_last(), tanh)
         };
         delta.become_delta(wanted, &scales);
         drop(scales);
-        self.scale.back(delta.to(weight.dtype()), tanh)
+        // The one in fp32 goes before the scale is undone.
+        delta = delta.to(weight.dtype());
+        self.scale.back(delta, tanh)
     }
 }
 

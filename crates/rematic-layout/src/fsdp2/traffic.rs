@@ -181,6 +181,22 @@ impl Traffic {
         self.packed = Some(packed.storage);
         own.storage
     }
+
+    /// All ranks have the largest of their numbers, as DTensor makes it of a part.
+    pub(crate) fn agree(&self, made: &mut StepTrace, number: Tensor) {
+        let size = Dtype::F32.size();
+        let largest = Tensor { storage: made.next_storage(), layout: number.layout };
+        let births = [(size, Category::Activation)];
+        let name = "_c10d_functional.all_reduce.default";
+        let record = OpRecord::new(name, Phase::Forward);
+        let op = made.run(OpRecord { inputs: &[number], outputs: &[largest], births: &births, ..record });
+        let (kind, axis) = (CollectiveKind::AllReduce, SHARD.to_owned());
+        made.set_collective(op, Collective { kind, group: self.ranks, axis, bytes: size });
+        let changed = [number.storage];
+        let copies = OpRecord::new("copy_.default", Phase::Forward);
+        made.run(OpRecord { inputs: &[number, largest], outputs: &[number], mutates: &changed, ..copies });
+        made.push(Event::Drop(largest.storage));
+    }
 }
 
 /// The type and number of the elements in which shards are gathered: bytes, if they are of several types.

@@ -338,7 +338,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Units that have not reduced yet do so, the outermost one first, the others as they stand in the model.
-    fn finish_backward(&mut self) {
+    pub(super) fn finish_backward(&mut self) {
         if !std::mem::replace(&mut self.in_backward, false) {
             return;
         }
@@ -401,6 +401,9 @@ impl<'a> Walk<'a> {
         if op.phase == Phase::Optimizer {
             self.finish_backward();
             return self.optimizer_op(id);
+        }
+        if self.is_look_at_gradients(op) {
+            return self.look_at_gradients(id);
         }
         if self.takes_gradient(id) || self.keeps_wide(id) || self.adds_to_others(id) {
             return Ok(());

@@ -8,11 +8,12 @@ use rematic_replay::{Ran, Snapshot};
 use rematic_trace::{Bytes, Millis, StepTrace, Verdict};
 use serde::Serialize;
 
+use crate::curve::CurvePoint;
 use crate::html::Template;
 use crate::json::line;
 use crate::memory::Memory;
 use crate::pace::{Pace, PaceJson};
-use crate::plan::{CurvePoint, quality};
+use crate::plan::quality;
 use crate::regions::{self, Kind};
 use crate::setup::{Setup, SetupJson};
 use crate::stats;

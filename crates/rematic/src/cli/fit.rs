@@ -14,6 +14,7 @@ pub(crate) fn fit(arguments: &FitArguments, given: &[String], warnings: Warnings
         return Err(Error::NotForFit { option: Opt(option) }.into());
     }
     let source = &arguments.step.source;
+    source.recipe.check()?;
     if source.chooses_resharding() {
         return Err(Error::ReshardingChosen.into());
     }

@@ -49,10 +49,11 @@ impl RecipeArguments {
     pub(crate) fn recipe(&self, is_sharded: bool) -> Recipe {
         let (rank, targets, alpha) = (self.lora, self.lora_targets.clone(), self.lora_alpha);
         // FSDP2's mixed precision casts all that it gathers.
-        let dtype =
-            self.precision.filter(|precision| is_sharded && precision.mixed).map(|precision| precision.types(true).0);
+        let shards = self.precision.filter(|precision| is_sharded && precision.mixed);
+        let dtype = shards.map(|precision| precision.types(true).0);
         Recipe {
             autocast: self.precision.and_then(|precision| precision.types(is_sharded).1),
+            scaler: dtype == Some(Dtype::F16),
             accumulate: self.accumulate,
             lora: rank.map(|rank| Lora { rank, targets, alpha, dtype }),
             freeze: self.freeze.clone(),

@@ -10,6 +10,8 @@ const POSITIONS: u64 = 128;
 /// More of either is more than any device has.
 const MOST_BATCH: u64 = 1 << 20;
 const MOST_SEQ: u64 = 1 << 24;
+/// A line through two set-ups is believed up to so many times the larger one: small steps lie in segments that are not full.
+const REACH: u64 = 8;
 
 /// What is varied: places from 1 on, each of which asks for more memory, or has less, than the one before.
 pub(crate) struct Axis {
@@ -98,11 +100,22 @@ impl Axis {
             }
         };
         let Some(less) = takes(&self.setup(low))? else { return Ok(low) };
-        let Some(more) = takes(&self.setup(high))? else { return Ok(low) };
-        let each = more.saturating_sub(less).0 / (high - low);
+        if less > room(&self.base) {
+            return Ok(1);
+        }
         let left = room(&self.base).saturating_sub(less).0;
-        let places = left.checked_div(each).map_or(self.most, |places| low.saturating_add(places));
-        Ok(if less > room(&self.base) { 1 } else { places.clamp(1, self.most) })
+        let (mut high, mut hint) = (high.min(self.most), low);
+        while high > low {
+            let Some(more) = takes(&self.setup(high))? else { break };
+            let each = more.saturating_sub(less).0 / (high - low);
+            hint = left.checked_div(each).map_or(self.most, |places| low.saturating_add(places)).min(self.most);
+            let reach = high.saturating_mul(REACH).min(self.most);
+            if hint <= reach || high == reach {
+                break;
+            }
+            high = reach;
+        }
+        Ok(hint.max(1))
     }
 
     fn hint_of_gpus<E>(

@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rematic_layout::{Fsdp2, fsdp2, layers};
@@ -30,13 +30,18 @@ pub(crate) struct Bench<'a> {
     base: StepSize,
     wholes: Mutex<HashMap<StepSize, Arc<StepTrace>>>,
     tried: Mutex<HashMap<(Key, bool), Tried>>,
+    /// Studies that nobody has just now, the latest last.
+    kept: Mutex<VecDeque<(Key, Study)>>,
 }
+
+/// So many are kept: the next question is often about a set-up that was just looked at.
+const KEPT: usize = 6;
 
 impl<'a> Bench<'a> {
     pub(crate) fn new(request: FitRequest<'a>, first: Arc<StepTrace>, base: &Setup) -> Self {
         let size = StepSize { ranks: 1, ..base.size() };
         let wholes = Mutex::new(HashMap::from([(size, first)]));
-        Bench { request, base: size, wholes, tried: Mutex::default() }
+        Bench { request, base: size, wholes, tried: Mutex::default(), kept: Mutex::default() }
     }
 
     pub(crate) fn axis(&self, question: FitQuestion, base: &Setup) -> Axis {
@@ -65,8 +70,16 @@ impl<'a> Bench<'a> {
         Ok(step)
     }
 
-    /// The study of a set-up.
-    pub(crate) fn study(&self, setup: &Setup) -> Result<Study, Error> {
+    /// The study of a set-up, which is to be kept for others when it is no longer needed.
+    fn study(&self, setup: &Setup) -> Result<Study, Error> {
+        let known = {
+            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let at = kept.iter().position(|(key, _)| *key == setup.key());
+            at.and_then(|at| kept.remove(at))
+        };
+        if let Some((_, study)) = known {
+            return Ok(study);
+        }
         let whole = self.whole(setup.size())?;
         let target = Target { device: setup.device.clone(), ..self.request.target.clone() };
         let limits = self.request.limits.clone();
@@ -77,9 +90,18 @@ impl<'a> Bench<'a> {
         Study::new(fsdp2(&whole, &how, &layers(&whole))?, target, limits)
     }
 
+    fn keep(&self, setup: &Setup, study: Study) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_back((setup.key(), study));
+        // Dropped when the others may go on.
+        let oldest = if kept.len() > KEPT { kept.pop_front() } else { None };
+        drop(kept);
+        drop(oldest);
+    }
+
     /// Whether there is such a step.
     pub(crate) fn can_be(&self, setup: &Setup) -> bool {
-        self.study(setup).is_ok()
+        self.study(setup).map(|study| self.keep(setup, study)).is_ok()
     }
 
     /// As it is, or with any plan.
@@ -89,9 +111,11 @@ impl<'a> Bench<'a> {
             return Ok(*tried);
         }
         let tried = match self.study(setup) {
-            Ok(study) if study.fits_as_it_is() => Tried::Fits,
-            Ok(study) if planned && study.has_plan()? => Tried::Fits,
-            Ok(_) => Tried::Exceeds,
+            Ok(study) => {
+                let fits = study.fits_as_it_is() || planned && study.has_plan()?;
+                self.keep(setup, study);
+                if fits { Tried::Fits } else { Tried::Exceeds }
+            }
             // Of the first step it is known that it can be; on several GPUs only if they were asked for.
             Err(error) if setup.size() == self.base => return Err(error),
             Err(error) if self.is_asked_for(setup) => return Err(error),
@@ -115,12 +139,15 @@ impl<'a> Bench<'a> {
     /// What a set-up takes, without limit: as it is, or with the plan of the lowest peak that is quickly found.
     fn takes(&self, setup: &Setup, planned: bool) -> Result<Option<Bytes>, Error> {
         let Ok(study) = self.study(setup) else { return Ok(None) };
-        if !planned {
-            return Ok(Some(study.taken(None)?));
-        }
-        let problem = study.problem()?;
-        let least = study.limits.cancel.catch(|| problem.quick_greedy(Bytes(1)).solution)?;
-        Ok(Some(study.taken(Some((problem, &least)))?))
+        let taken = if planned {
+            let problem = study.problem()?;
+            let least = study.limits.cancel.catch(|| problem.quick_greedy(Bytes(1)).solution)?;
+            study.taken(Some((problem, &least)))?
+        } else {
+            study.taken(None)?
+        };
+        self.keep(setup, study);
+        Ok(Some(taken))
     }
 
     /// Both answers to a question.
@@ -169,6 +196,7 @@ impl<'a> Bench<'a> {
             tokens_per_second: None,
             command: self.command(setup, planned && !plain),
         };
+        self.keep(setup, study);
         Ok(made.paced(&pace))
     }
 

@@ -18,7 +18,7 @@ use rematic_fake::models::{LossKind, Options, Recipe};
 use rematic_layout::Fsdp2;
 use rematic_plan::Limits;
 use rematic_report::{Fit, FitAnswer, FitQuestion, Setup as Shown};
-use rematic_trace::{CardKind, StepTrace};
+use rematic_trace::{CardKind, Dtype, StepTrace};
 
 use crate::error::Error;
 use crate::source::Source;
@@ -140,6 +140,7 @@ impl Steps for SourceSteps {
         // Under FSDP2, mixed precision is that of its shards.
         if size.ranks > 1 && options.recipe.autocast.is_some() {
             options.dtype = options.recipe.autocast.take();
+            options.recipe.scaler = options.dtype == Some(Dtype::F16);
         }
         self.source.clone().trace(&options)
     }

@@ -151,9 +151,14 @@ fn names_are_understood_in_any_case_and_as_pytorch_has_them() {
         ran.stdout
     };
     let usual = said("--dtype bf16 --optimizer adamw");
-    for other in ["--dtype bfloat16 --optimizer AdamW", "--dtype BF16 --optimizer ADAMW"] {
+    for other in [
+        "--dtype bfloat16 --optimizer AdamW",
+        "--dtype BF16 --optimizer ADAMW",
+        "--dtype torch.bfloat16 --optimizer torch.optim.AdamW",
+    ] {
         assert_eq!(said(other), usual, "{other}");
     }
     stats("gpt2", "--dtype float8", &["--dtype", "float8", "fp32, bf16, fp16"]);
+    stats("gpt2", "--dtype torch.", &["--dtype", "torch.", "fp32, bf16, fp16"]);
     stats("gpt2", "--optimizer adagrad", &["--optimizer", "adagrad", "adamw-fused"]);
 }

@@ -69,7 +69,10 @@ fn a_loss_is_chosen_together_with_a_plan() {
 
 #[test]
 fn what_is_compiled_is_for_a_rehearsal() {
-    says("stats gpt2 --compile", &["torch.compile", "--with-compile", "rematic rehearse -- python train.py"]);
+    for verb in ["stats", "plan", "curve", "explain", "fit", "report"] {
+        let says_so = ["torch.compile", "--with-compile", "rematic rehearse -- python train.py"];
+        says(&format!("{verb} gpt2 --compile"), &says_so);
+    }
     says("explain seed-transformer --with-compile", &["seed-transformer has no config of Hugging Face's"]);
     says("explain gpt2 --with-compile --lora 8", &["--lora is not rehearsed under torch.compile; drop one of them"]);
     says("explain gpt2 --with-compile --world-size 8", &["--world-size is not rehearsed under torch.compile"]);
