@@ -10,6 +10,7 @@ use std::collections::BinaryHeap;
 use rematic_trace::{CallId, Category, Dtype, Event, Layout, OpId, Phase};
 
 use crate::error::FakeError;
+use crate::parallel::{Spread, TensorParallel};
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 
@@ -45,6 +46,23 @@ pub(crate) struct Edge {
     pub(crate) dtype: Dtype,
     /// All ranks have the gradient, and it is added to summands: each rank adds an equal share.
     pub(crate) replicated: bool,
+    /// The gradient may also be one of this shape, that all ranks have and of which this one takes its rows.
+    pub(crate) whole: Option<(TensorParallel, Vec<u64>)>,
+}
+
+impl Edge {
+    /// How a gradient of this shape is spread that comes to be added to another.
+    fn spread(&self, shape: &[u64]) -> Spread {
+        match &self.whole {
+            Some((group, whole)) if whole == shape => Spread::Whole(*group, whole.clone()),
+            _ => Spread::Own,
+        }
+    }
+
+    fn takes(&self, gradient: &Tensor) -> bool {
+        let shape = gradient.shape();
+        (shape == self.shape || self.spread(shape) != Spread::Own) && gradient.dtype() == self.dtype
+    }
 }
 
 pub(crate) enum NodeKind {
@@ -345,7 +363,7 @@ impl<'a> Engine<'a> {
         let state = self.tape.state();
         let edges = state.nodes[id.0].edges.iter();
         edges.zip(outputs).all(|(edge, output)| match (edge, output) {
-            (Some(edge), Some(gradient)) => gradient.shape() == edge.shape && gradient.dtype() == edge.dtype,
+            (Some(edge), Some(gradient)) => edge.takes(gradient),
             _ => true,
         })
     }
@@ -371,10 +389,10 @@ impl<'a> Engine<'a> {
         // What is added to another gradient stays in the function's list of results until all of them are delivered.
         let mut added = Vec::new();
         for (index, output) in outputs.into_iter().enumerate() {
-            let target = self.tape.state().nodes[id.0].edges[index]
-                .as_ref()
-                .map(|edge| (edge.node, edge.input, edge.replicated));
-            let Some((node, input, replicated)) = target else { continue };
+            let target = self.tape.state().nodes[id.0].edges[index].as_ref().map(|edge| {
+                (edge.node, edge.input, edge.replicated, output.as_ref().map(|given| edge.spread(given.shape())))
+            });
+            let Some((node, input, replicated, spread)) = target else { continue };
             if let Some(gradient) = output {
                 let buffer = &mut self.buffers[node.0];
                 if buffer.len() <= input {
@@ -382,7 +400,11 @@ impl<'a> Engine<'a> {
                 }
                 buffer[input] = Some(match buffer[input].take() {
                     Some(first) => {
-                        let share = replicated.then(|| gradient.map("div.Tensor"));
+                        let share = match spread {
+                            _ if replicated => Some(gradient.map("div.Tensor")),
+                            Some(spread @ Spread::Whole(..)) => Some(gradient.settled(&spread)),
+                            _ => None,
+                        };
                         let sum = first.add(share.as_ref().unwrap_or(&gradient));
                         added.push(gradient);
                         sum

@@ -33,6 +33,11 @@ impl TensorParallel {
         extent.saturating_sub(chunk.saturating_mul(u64::from(self.rank))).min(chunk)
     }
 
+    /// What the rank has of an extent that is cut, if several share it.
+    pub(crate) fn share_of(group: Option<Self>, extent: u64) -> u64 {
+        group.map_or(extent, |group| group.share(extent))
+    }
+
     /// Where the rank stands.
     pub(crate) fn axis(self) -> Axis {
         Axis { name: AXIS.to_owned(), size: self.ranks, coordinate: self.rank }
@@ -60,4 +65,7 @@ pub(crate) enum Spread {
     Summand(TensorParallel),
     /// Every rank has all of it, in this shape: that of an embedding, of which it keeps some rows.
     Whole(TensorParallel, Vec<u64>),
+    /// As the parameter is, a table of this shape that is an output layer too: of the gradient of the first, which every rank has all
+    /// of, its rows are added.
+    Tied(TensorParallel, Vec<u64>),
 }

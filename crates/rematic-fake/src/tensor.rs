@@ -203,7 +203,11 @@ impl Tensor {
             Spread::Whole(_, shape) => shape.clone(),
             _ => self.shape().to_vec(),
         };
-        Some(Edge { node, input, shape, dtype: self.dtype(), replicated: self.0.replicated })
+        let whole = match self.spread() {
+            Spread::Tied(group, shape) => Some((*group, shape.clone())),
+            _ => None,
+        };
+        Some(Edge { node, input, shape, dtype: self.dtype(), replicated: self.0.replicated, whole })
     }
 
     /// How the gradient of a parameter is spread.

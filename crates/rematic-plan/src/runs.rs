@@ -242,9 +242,6 @@ impl Problem {
     }
 
     /// The bound that a tiling must be below to be worth a plan, beside one of single calls that takes so long; 0 if none is.
-    ///
-    /// Where single calls are dear it is their time. Otherwise runs must promise more than single calls do, by the same
-    /// quick bound, and what they may bring is asked before any is made.
     fn worth_with_runs(&self, time: f64) -> f64 {
         if !self.limits.runs {
             return 0.0;

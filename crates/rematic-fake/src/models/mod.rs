@@ -347,6 +347,9 @@ impl Model {
         match &self.architecture {
             Architecture::Network(network) => {
                 network.describe(&tape, self.seq);
+                if let Some(group) = network.group() {
+                    tape.share(group);
+                }
                 let shape = Shape {
                     batch: self.batch,
                     seq: self.seq,
@@ -357,6 +360,9 @@ impl Model {
                 network.trace(&tape, &shape, || self.step(&tape))
             }
             Architecture::Seed(seed) => {
+                if let Some(group) = seed.group {
+                    tape.share(group);
+                }
                 let model = seed.build(&tape, self.seq, self.dtype, self.attention);
                 let tokens = self.tokens(&tape);
                 self.step(&tape)?.run_each(|batch| model.forward(&tokens[batch]), Tensor::sum)

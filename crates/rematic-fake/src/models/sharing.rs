@@ -3,7 +3,9 @@
 use rematic_trace::Opt;
 
 use super::decoder::{DecoderConfig, Family};
+use super::encoder::Network;
 use super::gpt_neox::GptNeoxConfig;
+use super::seed_transformer::SeedTransformer;
 use super::{Architecture, out_of_range};
 use crate::error::FakeError;
 use crate::optimizer::Optimizer;
@@ -36,7 +38,14 @@ pub(super) fn share(name: &str, architecture: &mut Architecture, group: TensorPa
             return Ok(());
         }
         Architecture::Gpt2(_) => "its projections are Conv1D modules, which PyTorch's parallel styles refuse",
-        Architecture::Seed(_) | Architecture::Network(_) => "neither torchtitan nor transformers has a plan for it",
+        Architecture::Network(network) => {
+            network.share(group);
+            return Ok(());
+        }
+        Architecture::Seed(seed) => {
+            seed.group = Some(group);
+            return Ok(());
+        }
     };
     Err(FakeError::NotParallel {
         model: name.to_owned(),
@@ -48,7 +57,10 @@ pub(super) fn share(name: &str, architecture: &mut Architecture, group: TensorPa
 
 /// What of a model is cut among ranks.
 struct Extents {
-    vocab: u64,
+    /// Rows that need not divide, if there are any.
+    vocab: Option<u64>,
+    /// Whether the sequence is cut too.
+    has_sequence: bool,
     /// With their names; those must divide.
     even: Vec<(&'static str, u64)>,
 }
@@ -75,12 +87,32 @@ impl Extents {
                 }
             },
         };
-        Extents { vocab: config.vocab, even }
+        Extents { vocab: Some(config.vocab), has_sequence: true, even }
     }
 
     fn of_neox(config: &GptNeoxConfig) -> Self {
         let even = vec![("attention heads", config.heads), ("width of the feed-forward network", config.intermediate)];
-        Extents { vocab: config.vocab, even }
+        Extents { vocab: Some(config.vocab), has_sequence: true, even }
+    }
+
+    fn of_network(network: &Network) -> Self {
+        const HEADS: &str = "attention heads";
+        const WIDTH: &str = "width of the feed-forward network";
+        let (vocab, even) = match network {
+            Network::Bert(bert) => (Some(bert.vocab), vec![(HEADS, bert.heads), (WIDTH, bert.intermediate)]),
+            Network::Vit(vit) => (None, vec![(HEADS, vit.heads), (WIDTH, vit.intermediate)]),
+            Network::T5(t5) => (Some(t5.vocab), vec![(HEADS, t5.heads), (WIDTH, t5.intermediate)]),
+            Network::Clip(clip) => {
+                let towers = [&clip.text, &clip.vision];
+                let even = towers.into_iter().flat_map(|tower| [(HEADS, tower.heads), (WIDTH, tower.intermediate)]);
+                (Some(clip.vocab), even.collect())
+            }
+        };
+        Extents { vocab, has_sequence: false, even }
+    }
+
+    fn of_seed(seed: &SeedTransformer) -> Self {
+        Extents { vocab: Some(seed.vocab), has_sequence: true, even: vec![("attention heads", seed.heads)] }
     }
 }
 
@@ -89,7 +121,9 @@ pub(super) fn check(name: &str, architecture: &Architecture, seq: u64) -> Result
     let (group, extents) = match architecture {
         Architecture::Decoder(config) => (config.group, Extents::of_decoder(config)),
         Architecture::GptNeox(config) => (config.group, Extents::of_neox(config)),
-        Architecture::Seed(_) | Architecture::Gpt2(_) | Architecture::Network(_) => return Ok(()),
+        Architecture::Network(network) => (network.group(), Extents::of_network(network)),
+        Architecture::Seed(seed) => (seed.group, Extents::of_seed(seed)),
+        Architecture::Gpt2(_) => return Ok(()),
     };
     let Some(group) = group else { return Ok(()) };
     let ranks = u64::from(group.ranks);
@@ -98,14 +132,14 @@ pub(super) fn check(name: &str, architecture: &Architecture, seq: u64) -> Result
             return Err(out_of_range("tp", ranks, &format!("it must divide the {what} of {name}, {extent}")));
         }
     }
-    if !seq.is_multiple_of(ranks) {
+    if extents.has_sequence && !seq.is_multiple_of(ranks) {
         let rule = format!("it must be a multiple of {}, {ranks}, among whose ranks the sequence is cut", Opt("tp"));
         return Err(out_of_range("seq", seq, &rule));
     }
     // The last chunk of an extent that does not divide may be empty.
     let last = TensorParallel { rank: group.ranks - 1, ..group };
-    if last.share(extents.vocab) == 0 {
-        let rule = format!("the vocabulary of {name}, {}, has no rows for the last rank", extents.vocab);
+    if let Some(vocab) = extents.vocab.filter(|vocab| last.share(*vocab) == 0) {
+        let rule = format!("the vocabulary of {name}, {vocab}, has no rows for the last rank");
         return Err(out_of_range("tp", ranks, &rule));
     }
     match architecture {

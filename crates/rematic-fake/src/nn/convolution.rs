@@ -1,4 +1,5 @@
-use super::Scope;
+use super::{Scope, own};
+use crate::parallel::TensorParallel;
 use crate::tensor::Tensor;
 
 /// `nn.Conv2d` whose stride is its kernel: patches side by side.
@@ -6,6 +7,7 @@ pub(crate) struct PatchConvolution {
     scope: Scope,
     weight: Tensor,
     bias: Option<Tensor>,
+    group: Option<TensorParallel>,
 }
 
 impl PatchConvolution {
@@ -21,11 +23,20 @@ impl PatchConvolution {
         let scope = parent.child(name, "Conv2d");
         let weight = scope.parameter("weight", &[outputs, channels, height, width]);
         let bias = bias.then(|| scope.parameter("bias", &[outputs]));
-        PatchConvolution { scope, weight, bias }
+        PatchConvolution { scope, weight, bias, group: None }
+    }
+
+    /// The same layer on all ranks that share the model, if several do.
+    pub(crate) fn shared(self, group: Option<TensorParallel>) -> Self {
+        PatchConvolution { group, ..self }
     }
 
     /// Runs the layer.
     pub(crate) fn forward(&self, images: &Tensor) -> Tensor {
-        self.scope.call(&[images], || images.convolve_patches(&self.weight, self.bias.as_ref()))
+        self.scope.call(&[images], || {
+            let weight = own(&self.weight, self.group);
+            let bias = self.bias.as_ref().map(|bias| own(bias, self.group));
+            images.convolve_patches(&weight, bias.as_ref())
+        })
     }
 }

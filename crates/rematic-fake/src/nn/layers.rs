@@ -48,6 +48,13 @@ impl Linear {
         Linear { bias: Some(bias.clone()), ..tied }
     }
 
+    /// A layer whose bias is a parameter of another module.
+    pub(crate) fn biased_with(parent: &Scope, name: &str, [inputs, outputs]: [u64; 2], bias: &Tensor) -> Self {
+        let linear = Linear::new(parent, name, inputs, outputs, false);
+        linear.scope.tie("bias", bias);
+        Linear { bias: Some(bias.clone()), ..linear }
+    }
+
     /// Runs the layer.
     #[must_use]
     pub fn forward(&self, input: &Tensor) -> Tensor {
@@ -100,7 +107,7 @@ impl Linear {
         summand.local()
     }
 
-    fn summand(&self, input: &Tensor) -> Tensor {
+    pub(super) fn summand(&self, input: &Tensor) -> Tensor {
         self.scope.call(&[input], || input.linear_summand(&self.weight, self.bias.as_ref()))
     }
 
@@ -124,6 +131,20 @@ impl Linear {
         };
         let part = summand.scatter_sequence(group, Wait::Later);
         part.local()
+    }
+
+    /// The same, as a tensor of the rank's own.
+    pub(crate) fn forward_gathered_columns(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
+        let output = self.forward_gathered(input, group);
+        if group.is_some() { output.local() } else { output }
+    }
+
+    /// The same, and gives all ranks those of all, `outputs` of them.
+    pub(crate) fn forward_gathered_whole(&self, input: &Tensor, outputs: u64, group: Option<TensorParallel>) -> Tensor {
+        let Some(group) = group else { return self.forward(input) };
+        let part = self.forward_gathered(input, Some(group));
+        let whole = part.gather_width_of(group, outputs);
+        whole.local()
     }
 
     /// Runs the rank's outputs of the layer on a part of the sequence, which is gathered first.
@@ -236,16 +257,43 @@ impl Embedding {
         Embedding { scope, weight, scale }
     }
 
+    /// The rank's rows of `count` vectors of `width`, which are the weight of an output layer too.
+    pub(crate) fn tied_part(parent: &Scope, name: &str, [count, width]: [u64; 2], group: TensorParallel) -> Self {
+        let scope = parent.child(name, "Embedding");
+        let spread = Spread::Tied(group, vec![count, width]);
+        let weight = scope.parameter_of("weight", &[group.share(count), width], spread);
+        Embedding { scope, weight, scale: None }
+    }
+
+    /// Looks the vectors of a row of indices up in a table that lies on several ranks: the rank's part of the row.
+    pub(crate) fn forward_rows(&self, indices: &Tensor, group: Option<TensorParallel>) -> Tensor {
+        let Some(group) = group else { return self.forward(indices) };
+        let found = self.summand(&indices.distributed(), group);
+        let part = found.scatter_rows(group);
+        part.local()
+    }
+
     /// Looks vectors up in a table that lies on several ranks (`RowwiseParallel`): the rank's part of the sequence, or all of it.
     pub(crate) fn forward_part(&self, indices: &Tensor, group: TensorParallel, whole: bool) -> Tensor {
+        let found = self.summand(&indices.distributed(), group);
+        let given = match (&self.scale, whole) {
+            (None, false) => found.scatter_sequence(group, Wait::Later),
+            (None, true) => found.summed(group),
+            (Some(_), false) => found.own_part(group, Cut::Sequence, Wait::Later),
+            (Some(_), true) => found,
+        };
+        given.local()
+    }
+
+    /// What the rank has of the vectors, zeros for those of others; the sum if they are scaled.
+    fn summand(&self, indices: &Tensor, group: TensorParallel) -> Tensor {
         let count = match self.weight.spread() {
-            Spread::Whole(_, shape) => shape.first().copied().unwrap_or(0),
+            Spread::Whole(_, shape) | Spread::Tied(_, shape) => shape.first().copied().unwrap_or(0),
             _ => self.weight.size(0),
         };
-        let indices = indices.distributed();
         let mut mask = None;
-        let found = self.scope.call(&[&indices], || {
-            let (rows, others) = self.weight.embedding_part(&indices, count);
+        let found = self.scope.call(&[indices], || {
+            let (rows, others) = self.weight.embedding_part(indices, count);
             let Some(scale) = &self.scale else {
                 mask = Some(others);
                 return rows;
@@ -257,13 +305,7 @@ impl Embedding {
         if let Some(mask) = mask {
             found.mask_rows(mask);
         }
-        let given = match (&self.scale, whole) {
-            (None, false) => found.scatter_sequence(group, Wait::Later),
-            (None, true) => found.summed(group),
-            (Some(_), false) => found.own_part(group, Cut::Sequence, Wait::Later),
-            (Some(_), true) => found,
-        };
-        given.local()
+        found
     }
 
     /// The table, to tie it to an output layer.

@@ -17,6 +17,8 @@ pub(crate) enum Wait {
 /// The dimension along which a tensor is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
+    /// The first.
+    Rows,
     /// The second.
     Sequence,
     /// The last.
@@ -26,6 +28,7 @@ pub(crate) enum Cut {
 impl Cut {
     fn place(self, rank: usize) -> usize {
         match self {
+            Cut::Rows => 0,
             Cut::Sequence => 1,
             Cut::Width => rank.saturating_sub(1),
         }
@@ -60,6 +63,15 @@ impl Tensor {
         self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
     }
 
+    /// `DTensor.from_local` of what all ranks have and each makes a part of the result of; in backward, summands are added up.
+    pub(crate) fn for_columns(&self, group: TensorParallel) -> Tensor {
+        let backward =
+            Box::new(move |gradients: &Gradients<'_>| vec![Some(gradients.output().all_reduced(group, Wait::AtOnce))]);
+        let kernel = Kernel::view("view.default", self, vec![Out::View(self, self.layout().clone())]);
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     /// `DTensor.to_local`: a view, in backward too.
     pub(crate) fn local(&self) -> Tensor {
         self.view(self.shape())
@@ -83,6 +95,72 @@ impl Tensor {
         });
         let derivative = Derivative { inputs: &[self], saves: vec![], backward };
         self.gather(group, Cut::Width, Wait::Later, Some(derivative))
+    }
+
+    /// The same for a width of `extent`, of which the last ranks may have less.
+    pub(crate) fn gather_width_of(&self, group: TensorParallel, extent: u64) -> Tensor {
+        if extent.is_multiple_of(u64::from(group.ranks)) {
+            return self.gather_width(group);
+        }
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let parts = gradients.output().parts_of(group, Cut::Width);
+            vec![Some(parts.get(group.rank as usize).unwrap_or(gradients.output()).clone_contiguous())]
+        });
+        let tape = self.tape();
+        let with = |width: u64| Layout::contiguous(self.dtype(), &Cut::Width.with(self.shape(), |_| width));
+        let whole = with(extent);
+        let (seen, _padded) = tape.no_grad(|| {
+            let chunk = group.chunk(extent);
+            // All messages are of one length.
+            let padded = (self.size(-1) < chunk)
+                .then(|| tape.launch_one(Kernel::new("constant_pad_nd.default", &[self], vec![Out::New(with(chunk))])));
+            let long = with(chunk.saturating_mul(u64::from(group.ranks)));
+            let joined = {
+                let wrapped = padded.as_ref().unwrap_or(self).all_gathered(group);
+                let waited = wrapped.passed(WAIT);
+                drop(wrapped);
+                let parts = waited.split(self.size(0), 0);
+                let parts: Vec<&Tensor> = parts.iter().collect();
+                tape.launch_one(Kernel::new("cat.default", &parts, vec![Out::New(long)]))
+            };
+            let mut seen = joined;
+            for _ in 0..if extent > SMALL { 2 } else { 1 } {
+                let narrow = Layout { shape: whole.shape.clone(), ..seen.layout().clone() };
+                seen = tape.launch_one(Kernel::view("slice.Tensor", &seen, vec![Out::View(&seen, narrow)]));
+            }
+            (seen, padded)
+        });
+        let kernel = Kernel::new("clone.default", &[&seen], vec![Out::New(whole)]);
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        tape.launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// From summands of all rows to some rows of the sum; in backward, the rows of all are gathered.
+    pub(crate) fn scatter_rows(&self, group: TensorParallel) -> Tensor {
+        let tape = self.tape();
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let rows = gradients.output().all_gathered(group);
+            vec![Some(if rows.size(0) > SMALL { rows.passed("slice.Tensor") } else { rows })]
+        });
+        let rows = Cut::Rows.with(self.shape(), |count| group.share(count));
+        let sum = tape.no_grad(|| {
+            let out = Out::New(Layout::contiguous(self.dtype(), &rows));
+            let kernel = Kernel::new("_c10d_functional.reduce_scatter_tensor.default", &[self], vec![out]);
+            group.communicate(tape, CollectiveKind::ReduceScatter, kernel)
+        });
+        let kernel = Kernel::view(WRAP, &sum, vec![Out::View(&sum, sum.layout().clone())]);
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        tape.launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
+    /// What all ranks have, one behind the other.
+    fn all_gathered(&self, group: TensorParallel) -> Tensor {
+        let tape = self.tape();
+        let stacked = Cut::Rows.with(self.shape(), |count| count.saturating_mul(u64::from(group.ranks)));
+        let out = Out::New(Layout::contiguous(self.dtype(), &stacked));
+        let kernel = Kernel::new("_c10d_functional.all_gather_into_tensor.default", &[self], vec![out]);
+        let message = tape.no_grad(|| group.communicate(tape, CollectiveKind::AllGather, kernel));
+        message.passed(WRAP)
     }
 
     /// The rank's part of what all ranks have; in backward, the parts are gathered.
@@ -152,18 +230,8 @@ impl Tensor {
     /// The last operator is the one that is differentiated, if any is.
     fn gather(&self, group: TensorParallel, cut: Cut, wait: Wait, mut derivative: Option<Derivative<'_>>) -> Tensor {
         let tape = self.tape();
-        let ranks = u64::from(group.ranks);
-        let mut stacked = self.shape().to_vec();
-        if let Some(first) = stacked.first_mut() {
-            *first = first.saturating_mul(ranks);
-        }
-        let whole = cut.with(self.shape(), |extent| extent.saturating_mul(ranks));
-        let wrapped = {
-            let out = Out::New(Layout::contiguous(self.dtype(), &stacked));
-            let kernel = Kernel::new("_c10d_functional.all_gather_into_tensor.default", &[self], vec![out]);
-            let message = tape.no_grad(|| group.communicate(tape, CollectiveKind::AllGather, kernel));
-            message.passed(WRAP)
-        };
+        let whole = cut.with(self.shape(), |extent| extent.saturating_mul(u64::from(group.ranks)));
+        let wrapped = self.all_gathered(group);
         let whole = Layout::contiguous(self.dtype(), &whole);
         let is_single = cut.is_outermost(self.shape());
         let mut after = Vec::new();
@@ -229,7 +297,7 @@ impl Tensor {
     /// A gradient or a momentum as its parameter is spread; a copy, unless it is that already.
     pub(crate) fn settled(&self, spread: &Spread) -> Tensor {
         match spread {
-            Spread::Own => self.clone(),
+            Spread::Own | Spread::Tied(..) => self.clone(),
             Spread::Summand(group) => self.all_reduced(*group, Wait::AtOnce),
             Spread::Whole(group, _) => {
                 let pieces = self.chunks(*group);

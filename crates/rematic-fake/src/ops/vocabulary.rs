@@ -91,12 +91,13 @@ impl Tensor {
 
     fn log_softmax_part(&self, group: TensorParallel) -> Tensor {
         let tape = self.tape();
+        let wide = tape.no_grad(|| self.to(Dtype::F32));
         let (shifted, logarithm, _rest) = tape.no_grad(|| {
             let highest = {
-                let own = self.fold_last("amax.default");
+                let own = wide.fold_last("amax.default");
                 own.all_reduced(group, Wait::Later)
             };
-            let shifted = self.zip("sub.Tensor", &highest);
+            let shifted = wide.zip("sub.Tensor", &highest);
             let sums = {
                 let own = {
                     let powers = shifted.map("exp.default");
@@ -110,7 +111,13 @@ impl Tensor {
         // PyTorch makes the gradient in the backward of what follows, and here hands it on.
         let backward = Box::new(|gradients: &Gradients<'_>| vec![Some(gradients.output().clone())]);
         let out = Out::New(Layout::contiguous(self.dtype(), self.shape()));
-        let kernel = Kernel::new("sub.Tensor", &[&shifted, &logarithm], vec![out]);
+        let single;
+        let kernel = if self.dtype() == Dtype::F32 {
+            Kernel::new("sub.Tensor", &[&shifted, &logarithm], vec![out])
+        } else {
+            single = tape.no_grad(|| shifted.zip("sub.Tensor", &logarithm));
+            Kernel::new("_to_copy.default", &[&single], vec![out])
+        };
         let derivative = Derivative { inputs: &[self], saves: vec![Slot::Output(0)], backward };
         tape.launch_differentiable(kernel, derivative).swap_remove(0)
     }

@@ -1,4 +1,4 @@
-use rematic_trace::{Category, Event, OpId, StepTrace, StorageId, Table};
+use rematic_trace::{Category, Event, OpId, Phase, StepTrace, StorageId, Table};
 
 use super::Fsdp2Error;
 use super::settling::Settlings;
@@ -33,6 +33,16 @@ pub(crate) fn parameter_of(
     Ok(found)
 }
 
+/// What an operator reads, or that of which it reads an equal share: of a bias behind a sum over ranks every one adds one, and the
+/// gradient is that of the bias.
+fn shared(trace: &StepTrace, storage: StorageId) -> StorageId {
+    let birth = trace.storages()[storage].birth.map(|op| trace.op(op));
+    match birth.map(|op| (trace.op_name(op), op.phase, trace.inputs(op))) {
+        Some(("div.Tensor", Phase::Forward, [whole])) => whole.storage,
+        _ => storage,
+    }
+}
+
 /// Whose gradient an operator's new storages may be.
 fn guess(
     trace: &StepTrace,
@@ -51,7 +61,7 @@ fn guess(
         }
         let count = settlings.part(tensor.storage).unwrap_or_else(|| trace.layout_of(tensor)).elements();
         let read = op.differentiates.map(|forward| trace.inputs(trace.op(forward))).unwrap_or_default();
-        let direct = read.iter().filter_map(|input| parameters[input.storage]);
+        let direct = read.iter().filter_map(|input| parameters[shared(trace, input.storage)]);
         let through = trace.inputs(op).iter().filter_map(|input| likely[input.storage]);
         // A gradient that is added up in place begins as zeros like its parameter.
         let begins_empty = trace.op_name(op).starts_with("zeros_like.");

@@ -50,6 +50,7 @@ pub(super) fn bert(config: &Config<'_>, family: BertFamily) -> Result<BertConfig
         hidden_dropout,
         attention_dropout: config.probability_or("attention_probs_dropout_prob", 0.1)?,
         classifier_dropout: config.probability_or("classifier_dropout", hidden_dropout)?,
+        group: None,
     })
 }
 
@@ -72,6 +73,7 @@ pub(super) fn vit(config: &Config<'_>) -> Result<VitConfig, FakeError> {
         qkv_bias: config.flag_or("qkv_bias", true)?,
         hidden_dropout: config.probability_or("hidden_dropout_prob", 0.0)?,
         attention_dropout: config.probability_or("attention_probs_dropout_prob", 0.0)?,
+        group: None,
     })
 }
 
@@ -109,6 +111,7 @@ pub(super) fn t5(config: &Config<'_>) -> Result<T5Config, FakeError> {
         gated,
         scaled: config.flag_or("tie_word_embeddings", true)?,
         dropout: config.probability_or("dropout_rate", 0.1)?,
+        group: None,
     })
 }
 
@@ -148,6 +151,7 @@ fn tower(config: &Config<'_>, [hidden, intermediate, layers, heads]: [u64; 4]) -
         heads,
         activation: config.activation("hidden_act", Activation::QuickGelu)?,
         attention_dropout: config.probability_or("attention_dropout", 0.0)?,
+        group: None,
     })
 }
 

@@ -5,6 +5,7 @@ use rematic_trace::Dtype;
 use super::head::{BertHead, Head};
 use crate::models::causal_lm::{self, Activation};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Scope};
+use crate::parallel::TensorParallel;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 use crate::{Attention, AttentionKernel};
@@ -54,12 +55,19 @@ pub(in crate::models) struct BertConfig {
     pub(in crate::models) hidden_dropout: f64,
     pub(in crate::models) attention_dropout: f64,
     pub(in crate::models) classifier_dropout: f64,
+    /// The ranks that share the model, if several do.
+    pub(in crate::models) group: Option<TensorParallel>,
 }
 
 impl BertConfig {
     /// The Python class.
     pub(super) fn class(&self) -> String {
         format!("{}{}", self.family.prefix(), self.head.suffix())
+    }
+
+    /// What the rank has of an extent that is cut.
+    pub(super) fn share(&self, extent: u64) -> u64 {
+        self.group.map_or(extent, |group| group.share(extent))
     }
 }
 
@@ -147,6 +155,7 @@ struct Embeddings {
     position_ids: Tensor,
     token_type_ids: Tensor,
     family: BertFamily,
+    group: Option<TensorParallel>,
 }
 
 impl Embeddings {
@@ -156,7 +165,8 @@ impl Embeddings {
         let (position_ids, token_type_ids) = (ids("position_ids"), ids("token_type_ids"));
         let table = |name, count| Embedding::new(&scope, name, count, config.hidden);
         let positions = || table("position_embeddings", config.positions);
-        let word_embeddings = table("word_embeddings", config.vocab);
+        let sizes = [config.vocab, config.hidden];
+        let word_embeddings = Embedding::dealt(&scope, "word_embeddings", sizes, config.group);
         let before = (config.family == BertFamily::Bert).then(positions);
         let token_type_embeddings = table("token_type_embeddings", config.types);
         let norm = LayerNorm::new(&scope, "LayerNorm", config.hidden);
@@ -173,6 +183,7 @@ impl Embeddings {
             position_ids,
             token_type_ids,
             family,
+            group: config.group,
         }
     }
 
@@ -181,7 +192,7 @@ impl Embeddings {
         self.scope.call_with(&[], &[tokens], || {
             let (batch, seq) = (tokens.size(0), tokens.size(1));
             let positions = match self.family {
-                BertFamily::Bert => self.position_ids.slice(1, 0, seq),
+                BertFamily::Bert => first_positions(&self.position_ids, seq),
                 BertFamily::Roberta => positions_behind_padding(tokens),
             };
             let types = {
@@ -189,16 +200,21 @@ impl Embeddings {
                 let gathered = all.gather_last(&positions);
                 gathered.expand(&[batch, seq])
             };
-            let words = self.word_embeddings.forward(tokens);
-            let of_types = self.token_type_embeddings.forward(&types);
+            let words = self.word_embeddings.rows(tokens, self.group);
+            let of_types = self.token_type_embeddings.replicated(&types, self.group);
             let mut embedded = words.add(&of_types);
-            let of_positions = self.position_embeddings.forward(&positions);
+            let of_positions = self.position_embeddings.replicated(&positions, self.group);
             embedded = embedded.add(&of_positions);
-            embedded = self.norm.forward(&embedded);
+            embedded = self.norm.replicated(&embedded, self.group);
             embedded = self.dropout.forward(&embedded);
             embedded
         })
     }
+}
+
+/// `position_ids[:, :seq]`, which is no slice if it is all of them.
+pub(super) fn first_positions(positions: &Tensor, seq: u64) -> Tensor {
+    if seq == positions.size(1) { positions.alias() } else { positions.slice(1, 0, seq) }
 }
 
 /// `create_position_ids_from_input_ids`: tokens are counted, padding is not.
@@ -229,6 +245,7 @@ struct Layer {
     act: Scope,
     activation: Activation,
     output: Output,
+    group: Option<TensorParallel>,
 }
 
 impl Layer {
@@ -237,17 +254,19 @@ impl Layer {
         let scope = list.child(&index.to_string(), &class("Layer"));
         let attention = SelfAttention::new(&scope, config, kernel);
         let intermediate = scope.child("intermediate", &class("Intermediate"));
-        let up = Linear::new(&intermediate, "dense", config.hidden, config.intermediate, true);
+        let wide = config.share(config.intermediate);
+        let up = Linear::new(&intermediate, "dense", config.hidden, wide, true);
         let act = intermediate.child("intermediate_act_fn", config.activation.class());
-        let output = Output::new(&scope, &class("Output"), config, config.intermediate);
-        Layer { scope, attention, intermediate, up, act, activation: config.activation, output }
+        let output = Output::new(&scope, &class("Output"), config, wide);
+        let (activation, group) = (config.activation, config.group);
+        Layer { scope, attention, intermediate, up, act, activation, output, group }
     }
 
     fn forward(&self, input: &Tensor) -> Tensor {
         self.scope.call(&[input], || {
             let attended = self.attention.forward(input);
             let wide = self.intermediate.call(&[&attended], || {
-                let mut hidden = self.up.forward(&attended);
+                let mut hidden = self.up.columns(&attended, self.group);
                 hidden = self.activation.forward(&self.act, &hidden);
                 hidden
             });
@@ -264,8 +283,11 @@ struct SelfAttention {
     key: Linear,
     value: Linear,
     output: Output,
+    /// The rank's own.
     heads: u64,
+    head_dim: u64,
     attention: Attention,
+    group: Option<TensorParallel>,
 }
 
 impl SelfAttention {
@@ -273,13 +295,15 @@ impl SelfAttention {
         let class = |name: &str| format!("{}{name}", config.family.prefix());
         let scope = parent.child("attention", &class("Attention"));
         let inner = scope.child("self", &class("SelfAttention"));
-        let linear = |name| Linear::new(&inner, name, config.hidden, config.hidden, true);
+        let width = config.share(config.hidden);
+        let linear = |name| Linear::new(&inner, name, config.hidden, width, true);
         let (query, key, value) = (linear("query"), linear("key"), linear("value"));
         // Registered, but only its probability is used.
         let _dropout = Dropout::new(&inner, "dropout", config.attention_dropout);
-        let output = Output::new(&scope, &class("SelfOutput"), config, config.hidden);
+        let output = Output::new(&scope, &class("SelfOutput"), config, width);
         let attention = Attention { kernel, dropout: config.attention_dropout, causal: false, ..Attention::default() };
-        SelfAttention { scope, inner, query, key, value, output, heads: config.heads, attention }
+        let (heads, head_dim, group) = (config.share(config.heads), config.hidden / config.heads.max(1), config.group);
+        SelfAttention { scope, inner, query, key, value, output, heads, head_dim, attention, group }
     }
 
     fn forward(&self, input: &Tensor) -> Tensor {
@@ -291,12 +315,12 @@ impl SelfAttention {
     }
 
     fn attend(&self, input: &Tensor) -> Tensor {
-        let (batch, seq, width) = (input.size(0), input.size(1), input.size(2));
-        let split = [batch, seq, self.heads, width / self.heads];
-        let [queries, keys, values] =
-            [&self.query, &self.key, &self.value].map(|linear| linear.forward(input).view(&split).transpose(1, 2));
+        let (batch, seq) = (input.size(0), input.size(1));
+        let split = [batch, seq, self.heads, self.head_dim];
+        let [queries, keys, values] = [&self.query, &self.key, &self.value]
+            .map(|linear| linear.columns(input, self.group).view(&split).transpose(1, 2));
         let output = causal_lm::attend(self.attention, &queries, &keys, &values, None);
-        output.reshape(&[batch, seq, width])
+        output.reshape(&[batch, seq, self.heads.saturating_mul(self.head_dim)])
     }
 }
 
@@ -306,6 +330,7 @@ struct Output {
     dense: Linear,
     norm: LayerNorm,
     dropout: Dropout,
+    group: Option<TensorParallel>,
 }
 
 impl Output {
@@ -314,16 +339,16 @@ impl Output {
         let dense = Linear::new(&scope, "dense", inputs, config.hidden, true);
         let norm = LayerNorm::new(&scope, "LayerNorm", config.hidden);
         let dropout = Dropout::new(&scope, "dropout", config.hidden_dropout);
-        Output { scope, dense, norm, dropout }
+        Output { scope, dense, norm, dropout, group: config.group }
     }
 
     fn forward(&self, input: &Tensor, residual: &Tensor) -> Tensor {
         self.scope.call(&[input, residual], || {
-            let mut hidden = self.dense.forward(input);
+            let mut hidden = self.dense.rows(input, self.group);
             hidden = self.dropout.forward(&hidden);
             hidden = {
                 let sum = hidden.add(residual);
-                self.norm.forward(&sum)
+                self.norm.replicated(&sum, self.group)
             };
             hidden
         })
@@ -335,6 +360,7 @@ struct Pooler {
     scope: Scope,
     dense: Linear,
     activation: Scope,
+    group: Option<TensorParallel>,
 }
 
 impl Pooler {
@@ -342,13 +368,13 @@ impl Pooler {
         let scope = parent.child("pooler", &format!("{}Pooler", config.family.prefix()));
         let dense = Linear::new(&scope, "dense", config.hidden, config.hidden, true);
         let activation = scope.child("activation", "Tanh");
-        Pooler { scope, dense, activation }
+        Pooler { scope, dense, activation, group: config.group }
     }
 
     fn forward(&self, sequence: &Tensor) -> Tensor {
         self.scope.call(&[sequence], || {
             let first = sequence.select(1);
-            let mut pooled = self.dense.forward(&first);
+            let mut pooled = self.dense.replicated(&first, self.group);
             pooled = self.activation.call(&[&pooled], || pooled.tanh());
             pooled
         })

@@ -2,10 +2,12 @@
 
 use rematic_trace::Dtype;
 
+use super::bert::first_positions;
 use super::vit::{Images, flat_patches};
 use crate::kernel::{Kernel, Out};
 use crate::models::causal_lm::{self, Activation};
-use crate::nn::{Embedding, LayerNorm, Linear, PatchConvolution, Scope};
+use crate::nn::{Embedding, LayerNorm, Linear, PatchConvolution, Scope, own};
+use crate::parallel::TensorParallel;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 use crate::{ArangeOverload, Attention, AttentionKernel};
@@ -33,6 +35,8 @@ pub(in crate::models) struct TowerConfig {
     pub(in crate::models) heads: u64,
     pub(in crate::models) activation: Activation,
     pub(in crate::models) attention_dropout: f64,
+    /// The ranks that share the model, if several do.
+    pub(in crate::models) group: Option<TensorParallel>,
 }
 
 /// `CLIPModel`.
@@ -43,6 +47,7 @@ pub(in crate::models) struct Clip {
     vision_model: VisionModel,
     visual_projection: Linear,
     text_projection: Linear,
+    group: Option<TensorParallel>,
 }
 
 impl Clip {
@@ -54,19 +59,21 @@ impl Clip {
         let project = |name, width| Linear::new(&scope, name, width, config.projection, false);
         let visual_projection = project("visual_projection", config.vision.hidden);
         let text_projection = project("text_projection", config.text.hidden);
-        Clip { scope, logit_scale, text_model, vision_model, visual_projection, text_projection }
+        let group = config.text.group;
+        Clip { scope, logit_scale, text_model, vision_model, visual_projection, text_projection, group }
     }
 
     /// The loss, the similarities both ways round, and what the towers give.
     pub(in crate::models) fn forward(&self, tokens: &Tensor, images: &Tensor) -> Vec<Tensor> {
         self.scope.call_with(&[], &[tokens, images], || {
+            let logit_scale = own(&self.logit_scale, self.group);
             let (seen, of_images) = {
                 let [last, pooled] = self.vision_model.forward(images);
-                (last, self.visual_projection.forward(&pooled))
+                (last, self.visual_projection.replicated(&pooled, self.group))
             };
             let (read, of_texts) = {
                 let [last, pooled] = self.text_model.forward(tokens);
-                (last, self.text_projection.forward(&pooled))
+                (last, self.text_projection.replicated(&pooled, self.group))
             };
             let image_embeds = normalized(&of_images);
             let text_embeds = normalized(&of_texts);
@@ -75,7 +82,7 @@ impl Clip {
                 text_embeds.mm(&flipped)
             };
             similarity = {
-                let scale = self.logit_scale.exp();
+                let scale = logit_scale.exp();
                 similarity.mul(&scale)
             };
             let of_each_image = similarity.t();
@@ -120,6 +127,7 @@ struct TextModel {
     encoder: Encoder,
     final_layer_norm: LayerNorm,
     ends_in_highest: bool,
+    group: Option<TensorParallel>,
 }
 
 impl TextModel {
@@ -128,7 +136,8 @@ impl TextModel {
         let embeddings = scope.child("embeddings", "CLIPTextEmbeddings");
         let position_ids = embeddings.buffer("position_ids", Dtype::I64, &[1, config.positions]);
         let width = config.text.hidden;
-        let token_embedding = Embedding::new(&embeddings, "token_embedding", config.vocab, width);
+        let group = config.text.group;
+        let token_embedding = Embedding::dealt(&embeddings, "token_embedding", [config.vocab, width], group);
         let position_embedding = Embedding::new(&embeddings, "position_embedding", config.positions, width);
         let encoder = Encoder::new(&scope, &config.text, kernel, true);
         let final_layer_norm = LayerNorm::new(&scope, "final_layer_norm", width);
@@ -141,6 +150,7 @@ impl TextModel {
             encoder,
             final_layer_norm,
             ends_in_highest: config.ends_in_highest,
+            group,
         }
     }
 
@@ -149,13 +159,13 @@ impl TextModel {
         self.scope.call_with(&[], &[tokens], || {
             let tokens = &tokens.view(tokens.shape());
             let embedded = self.embeddings.call_with(&[], &[tokens], || {
-                let positions = self.position_ids.slice(1, 0, tokens.size(1));
-                let words = self.token_embedding.forward(tokens);
-                let of_positions = self.position_embedding.forward(&positions);
+                let positions = first_positions(&self.position_ids, tokens.size(1));
+                let words = self.token_embedding.rows(tokens, self.group);
+                let of_positions = self.position_embedding.replicated(&positions, self.group);
                 words.add(&of_positions)
             });
             let encoded = self.encoder.forward(&embedded);
-            let last = self.final_layer_norm.forward(&encoded);
+            let last = self.final_layer_norm.replicated(&encoded, self.group);
             let pooled = {
                 let rows = Tensor::arange(tokens.tape(), last.size(0), ArangeOverload::End);
                 let ends = self.ends(tokens);
@@ -190,6 +200,7 @@ struct VisionModel {
     pre_layrnorm: LayerNorm,
     encoder: Encoder,
     post_layernorm: LayerNorm,
+    group: Option<TensorParallel>,
 }
 
 impl VisionModel {
@@ -202,6 +213,8 @@ impl VisionModel {
         let position_ids = embeddings.buffer("position_ids", Dtype::I64, &[1, positions]);
         let patch_embedding =
             PatchConvolution::new(&embeddings, "patch_embedding", images.channels, width, images.patch, false);
+        let group = config.vision.group;
+        let patch_embedding = patch_embedding.shared(group);
         let position_embedding = Embedding::new(&embeddings, "position_embedding", positions, width);
         let pre_layrnorm = LayerNorm::new(&scope, "pre_layrnorm", width);
         let encoder = Encoder::new(&scope, &config.vision, kernel, false);
@@ -216,6 +229,7 @@ impl VisionModel {
             pre_layrnorm,
             encoder,
             post_layernorm,
+            group,
         }
     }
 
@@ -223,20 +237,21 @@ impl VisionModel {
     fn forward(&self, images: &Tensor) -> [Tensor; 2] {
         self.scope.call_with(&[], &[images], || {
             let mut hidden = self.embeddings.call(&[images], || self.embed(images));
-            hidden = self.pre_layrnorm.forward(&hidden);
+            hidden = self.pre_layrnorm.replicated(&hidden, self.group);
             let last = self.encoder.forward(&hidden);
             let mut pooled = last.select(1);
-            pooled = self.post_layernorm.forward(&pooled);
+            pooled = self.post_layernorm.replicated(&pooled, self.group);
             [last, pooled]
         })
     }
 
     fn embed(&self, images: &Tensor) -> Tensor {
+        let class_embedding = own(&self.class_embedding, self.group);
         let patches = flat_patches(&self.patch_embedding, images);
-        let first = self.class_embedding.expand(&[images.size(0), 1, self.class_embedding.size(0)]);
+        let first = class_embedding.expand(&[images.size(0), 1, class_embedding.size(0)]);
         let mut embedded = Tensor::cat(images.tape(), &[&first, &patches], 1);
         embedded = {
-            let of_positions = self.position_embedding.forward(&self.position_ids);
+            let of_positions = self.position_embedding.replicated(&self.position_ids, self.group);
             embedded.add(&of_positions)
         };
         embedded
@@ -278,6 +293,7 @@ struct Layer {
     fc1: Linear,
     fc2: Linear,
     layer_norm2: LayerNorm,
+    group: Option<TensorParallel>,
 }
 
 impl Layer {
@@ -287,20 +303,22 @@ impl Layer {
         let layer_norm1 = LayerNorm::new(&scope, "layer_norm1", config.hidden);
         let mlp = scope.child("mlp", "CLIPMLP");
         let act = mlp.child("activation_fn", config.activation.class());
-        let fc1 = Linear::new(&mlp, "fc1", config.hidden, config.intermediate, true);
-        let fc2 = Linear::new(&mlp, "fc2", config.intermediate, config.hidden, true);
+        let wide = TensorParallel::share_of(config.group, config.intermediate);
+        let fc1 = Linear::new(&mlp, "fc1", config.hidden, wide, true);
+        let fc2 = Linear::new(&mlp, "fc2", wide, config.hidden, true);
         let layer_norm2 = LayerNorm::new(&scope, "layer_norm2", config.hidden);
-        Layer { scope, self_attn, layer_norm1, mlp, act, activation: config.activation, fc1, fc2, layer_norm2 }
+        let (activation, group) = (config.activation, config.group);
+        Layer { scope, self_attn, layer_norm1, mlp, act, activation, fc1, fc2, layer_norm2, group }
     }
 
     fn forward(&self, input: &Tensor) -> Tensor {
         self.scope.call(&[input], || {
             let mut residual = input.clone();
-            let mut hidden = self.layer_norm1.forward(input);
+            let mut hidden = self.layer_norm1.replicated(input, self.group);
             hidden = self.self_attn.forward(&hidden);
             hidden = residual.add(&hidden);
             residual = hidden.clone();
-            hidden = self.layer_norm2.forward(&hidden);
+            hidden = self.layer_norm2.replicated(&hidden, self.group);
             hidden = self.feed_forward(&hidden);
             residual.add(&hidden)
         })
@@ -308,9 +326,9 @@ impl Layer {
 
     fn feed_forward(&self, input: &Tensor) -> Tensor {
         self.mlp.call(&[input], || {
-            let mut hidden = self.fc1.forward(input);
+            let mut hidden = self.fc1.columns(input, self.group);
             hidden = self.activation.forward(&self.act, &hidden);
-            hidden = self.fc2.forward(&hidden);
+            hidden = self.fc2.rows(&hidden, self.group);
             hidden
         })
     }
@@ -322,21 +340,27 @@ struct SelfAttention {
     v_proj: Linear,
     q_proj: Linear,
     out_proj: Linear,
+    /// The rank's own.
     heads: u64,
+    head_dim: u64,
     attention: Attention,
+    group: Option<TensorParallel>,
 }
 
 impl SelfAttention {
     fn new(parent: &Scope, config: &TowerConfig, (kernel, causal): (AttentionKernel, bool)) -> Self {
         let scope = parent.child("self_attn", "CLIPAttention");
-        let linear = |name| Linear::new(&scope, name, config.hidden, config.hidden, true);
+        let width = TensorParallel::share_of(config.group, config.hidden);
+        let linear = |name| Linear::new(&scope, name, config.hidden, width, true);
         SelfAttention {
             k_proj: linear("k_proj"),
             v_proj: linear("v_proj"),
             q_proj: linear("q_proj"),
-            out_proj: linear("out_proj"),
-            heads: config.heads,
+            out_proj: Linear::new(&scope, "out_proj", width, config.hidden, true),
+            heads: TensorParallel::share_of(config.group, config.heads),
+            head_dim: config.hidden / config.heads.max(1),
             attention: Attention { kernel, dropout: config.attention_dropout, causal, ..Attention::default() },
+            group: config.group,
             scope,
         }
     }
@@ -344,13 +368,13 @@ impl SelfAttention {
     /// Called with keyword arguments only.
     fn forward(&self, input: &Tensor) -> Tensor {
         self.scope.call_with(&[], &[input], || {
-            let (batch, seq, width) = (input.size(0), input.size(1), input.size(2));
-            let split = [batch, seq, self.heads, width / self.heads];
-            let flat = [&self.q_proj, &self.k_proj, &self.v_proj].map(|linear| linear.forward(input));
+            let (batch, seq) = (input.size(0), input.size(1));
+            let split = [batch, seq, self.heads, self.head_dim];
+            let flat = [&self.q_proj, &self.k_proj, &self.v_proj].map(|linear| linear.columns(input, self.group));
             let [queries, keys, values] = flat.map(|flat| flat.view(&split).transpose(1, 2));
             let mut output = causal_lm::attend(self.attention, &queries, &keys, &values, None);
-            output = output.reshape(&[batch, seq, width]);
-            output = self.out_proj.forward(&output);
+            output = output.reshape(&[batch, seq, self.heads.saturating_mul(self.head_dim)]);
+            output = self.out_proj.rows(&output, self.group);
             output
         })
     }

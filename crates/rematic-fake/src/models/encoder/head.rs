@@ -3,6 +3,7 @@
 use super::bert::{BertConfig, BertFamily};
 use crate::models::causal_lm::Activation;
 use crate::nn::{Dropout, LayerNorm, Linear, Scope};
+use crate::parallel::TensorParallel;
 use crate::tensor::Tensor;
 
 /// What a model is trained for.
@@ -45,6 +46,7 @@ pub(super) enum BertHead {
     Classifier {
         dropout: Dropout,
         classifier: Linear,
+        group: Option<TensorParallel>,
     },
     /// RoBERTa's, which makes something of the first token itself.
     Dense(DenseHead),
@@ -58,6 +60,7 @@ impl BertHead {
             _ => BertHead::Classifier {
                 dropout: Dropout::new(parent, "dropout", config.classifier_dropout),
                 classifier: Linear::new(parent, "classifier", config.hidden, config.labels, true),
+                group: config.group,
             },
         }
     }
@@ -68,11 +71,14 @@ impl BertHead {
             return (labels.clone(), labels.clone());
         };
         let logits = match self {
-            BertHead::MaskedLm(head) => head.forward(first),
+            BertHead::MaskedLm(head) => {
+                let logits = head.forward(first);
+                return (classified_part(&logits, labels, head.group), logits);
+            }
             BertHead::Dense(head) => head.forward(first),
-            BertHead::Classifier { dropout, classifier } => {
+            BertHead::Classifier { dropout, classifier, group } => {
                 let kept = dropout.forward(last);
-                let logits = classifier.forward(&kept);
+                let logits = classifier.replicated(&kept, *group);
                 return (classified(&logits, labels), logits);
             }
         };
@@ -82,11 +88,19 @@ impl BertHead {
 
 /// Cross-entropy of logits `[…, classes]` against as many labels.
 pub(super) fn classified(logits: &Tensor, labels: &Tensor) -> Tensor {
+    classified_part(logits, labels, None)
+}
+
+/// The same of logits of which every rank has a part, if several share the model.
+pub(super) fn classified_part(logits: &Tensor, labels: &Tensor, group: Option<TensorParallel>) -> Tensor {
     let classes = logits.size(-1);
     let rows = labels.layout().elements();
     let flat = logits.view(&[rows, classes]);
     let targets = labels.view(&[rows]);
-    flat.cross_entropy(&targets)
+    match group {
+        None => flat.cross_entropy(&targets),
+        Some(group) => flat.cross_entropy_part(&targets, group),
+    }
 }
 
 /// The head for masked tokens: its last layer is the table of tokens.
@@ -98,29 +112,36 @@ pub(super) struct MaskedLm {
     act: Option<(Scope, Activation)>,
     norm: LayerNorm,
     decoder: Linear,
+    group: Option<TensorParallel>,
 }
 
 impl MaskedLm {
     fn new(parent: &Scope, config: &BertConfig, table: &Tensor) -> Self {
-        let hidden = config.hidden;
+        let (hidden, group) = (config.hidden, config.group);
+        let vocab = config.share(config.vocab);
+        let decoder = |scope: &Scope, bias: &Tensor| match group {
+            None => Linear::tied_with(scope, "decoder", table, bias),
+            // PyTorch makes two parameters of a tied one when it cuts it.
+            Some(_) => Linear::biased_with(scope, "decoder", [hidden, vocab], bias),
+        };
         if config.family == BertFamily::Roberta {
             let scope = parent.child("lm_head", "RobertaLMHead");
-            let bias = scope.parameter("bias", &[config.vocab]);
+            let bias = scope.parameter("bias", &[vocab]);
             let dense = Linear::new(&scope, "dense", hidden, hidden, true);
             let norm = LayerNorm::new(&scope, "layer_norm", hidden);
-            let decoder = Linear::tied_with(&scope, "decoder", table, &bias);
-            return MaskedLm { outer: None, scope, transform: None, dense, act: None, norm, decoder };
+            let decoder = decoder(&scope, &bias);
+            return MaskedLm { outer: None, scope, transform: None, dense, act: None, norm, decoder, group };
         }
         let outer = parent.child("cls", "BertOnlyMLMHead");
         let scope = outer.child("predictions", "BertLMPredictionHead");
-        let bias = scope.parameter("bias", &[config.vocab]);
+        let bias = scope.parameter("bias", &[vocab]);
         let transform = scope.child("transform", "BertPredictionHeadTransform");
         let dense = Linear::new(&transform, "dense", hidden, hidden, true);
         let act = (transform.child("transform_act_fn", config.activation.class()), config.activation);
         let norm = LayerNorm::new(&transform, "LayerNorm", hidden);
-        let decoder = Linear::tied_with(&scope, "decoder", table, &bias);
+        let decoder = decoder(&scope, &bias);
         let (outer, transform, act) = (Some(outer), Some(transform), Some(act));
-        MaskedLm { outer, scope, transform, dense, act, norm, decoder }
+        MaskedLm { outer, scope, transform, dense, act, norm, decoder, group }
     }
 
     fn forward(&self, hidden: &Tensor) -> Tensor {
@@ -136,18 +157,18 @@ impl MaskedLm {
                 None => self.transformed(input),
                 Some(transform) => transform.call(&[input], || self.transformed(input)),
             };
-            hidden = self.decoder.forward(&hidden);
+            hidden = self.decoder.columns_dealt(&hidden, self.group);
             hidden
         })
     }
 
     fn transformed(&self, input: &Tensor) -> Tensor {
-        let mut hidden = self.dense.forward(input);
+        let mut hidden = self.dense.replicated(input, self.group);
         hidden = match &self.act {
             Some((scope, activation)) => activation.forward(scope, &hidden),
             None => hidden.gelu(),
         };
-        hidden = self.norm.forward(&hidden);
+        hidden = self.norm.replicated(&hidden, self.group);
         hidden
     }
 }
@@ -158,6 +179,7 @@ pub(super) struct DenseHead {
     dense: Linear,
     dropout: Dropout,
     out_proj: Linear,
+    group: Option<TensorParallel>,
 }
 
 impl DenseHead {
@@ -167,6 +189,7 @@ impl DenseHead {
             dense: Linear::new(&scope, "dense", config.hidden, config.hidden, true),
             dropout: Dropout::new(&scope, "dropout", config.classifier_dropout),
             out_proj: Linear::new(&scope, "out_proj", config.hidden, config.labels, true),
+            group: config.group,
             scope,
         }
     }
@@ -175,10 +198,10 @@ impl DenseHead {
         self.scope.call(&[sequence], || {
             let mut hidden = sequence.select(1);
             hidden = self.dropout.forward(&hidden);
-            hidden = self.dense.forward(&hidden);
+            hidden = self.dense.replicated(&hidden, self.group);
             hidden = hidden.tanh();
             hidden = self.dropout.forward(&hidden);
-            hidden = self.out_proj.forward(&hidden);
+            hidden = self.out_proj.replicated(&hidden, self.group);
             hidden
         })
     }

@@ -21,6 +21,7 @@ pub(super) use self::vit::{Images, VitConfig};
 use super::loss_of;
 use crate::AttentionKernel;
 use crate::error::FakeError;
+use crate::parallel::TensorParallel;
 use crate::step::Step;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
@@ -72,6 +73,27 @@ impl Network {
             Network::Clip(clip) => {
                 (clip.text.attention_dropout, clip.vision.attention_dropout) = (dropout, dropout);
             }
+        }
+    }
+
+    /// The ranks that share it, if several do.
+    pub(super) fn group(&self) -> Option<TensorParallel> {
+        match self {
+            Network::Bert(bert) => bert.group,
+            Network::Vit(vit) => vit.group,
+            Network::T5(t5) => t5.group,
+            Network::Clip(clip) => clip.text.group,
+        }
+    }
+
+    /// Has ranks share it.
+    pub(super) fn share(&mut self, group: TensorParallel) {
+        let group = Some(group);
+        match self {
+            Network::Bert(bert) => bert.group = group,
+            Network::Vit(vit) => vit.group = group,
+            Network::T5(t5) => t5.group = group,
+            Network::Clip(clip) => (clip.text.group, clip.vision.group) = (group, group),
         }
     }
 

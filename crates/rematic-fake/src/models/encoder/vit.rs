@@ -4,7 +4,8 @@ use rematic_trace::Dtype;
 
 use super::head::classified;
 use crate::models::causal_lm::{self, Activation};
-use crate::nn::{Dropout, LayerNorm, Linear, PatchConvolution, Scope};
+use crate::nn::{Dropout, LayerNorm, Linear, PatchConvolution, Scope, own};
+use crate::parallel::TensorParallel;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 use crate::{Attention, AttentionKernel};
@@ -48,6 +49,8 @@ pub(in crate::models) struct VitConfig {
     pub(in crate::models) qkv_bias: bool,
     pub(in crate::models) hidden_dropout: f64,
     pub(in crate::models) attention_dropout: f64,
+    /// The ranks that share the model, if several do.
+    pub(in crate::models) group: Option<TensorParallel>,
 }
 
 /// `ViTForImageClassification`.
@@ -55,6 +58,7 @@ pub(in crate::models) struct Vit {
     scope: Scope,
     model: VitModel,
     classifier: Linear,
+    group: Option<TensorParallel>,
 }
 
 impl Vit {
@@ -62,7 +66,7 @@ impl Vit {
         let scope = Scope::root(tape, "ViTForImageClassification", dtype);
         let model = VitModel::new(&scope, config, kernel);
         let classifier = Linear::new(&scope, "classifier", config.hidden, config.labels, true);
-        Vit { scope, model, classifier }
+        Vit { scope, model, classifier, group: config.group }
     }
 
     /// Loss and logits.
@@ -70,7 +74,7 @@ impl Vit {
         self.scope.call_with(&[], &[images, labels], || {
             let sequence = self.model.forward(images);
             let pooled = sequence.select(1);
-            let logits = self.classifier.forward(&pooled);
+            let logits = self.classifier.replicated(&pooled, self.group);
             (classified(&logits, labels), logits)
         })
     }
@@ -81,6 +85,7 @@ struct VitModel {
     embeddings: Embeddings,
     layers: Vec<Layer>,
     layernorm: LayerNorm,
+    group: Option<TensorParallel>,
 }
 
 impl VitModel {
@@ -90,7 +95,7 @@ impl VitModel {
         let list = scope.child("layers", "ModuleList");
         let layers = (0..config.layers).map(|index| Layer::new(&list, index, config, kernel)).collect();
         let layernorm = LayerNorm::new(&scope, "layernorm", config.hidden);
-        VitModel { scope, embeddings, layers, layernorm }
+        VitModel { scope, embeddings, layers, layernorm, group: config.group }
     }
 
     fn forward(&self, images: &Tensor) -> Tensor {
@@ -101,7 +106,7 @@ impl VitModel {
             for layer in self.layers.iter().take_while(|_| !images.tape().has_failed()) {
                 hidden = layer.forward(&hidden);
             }
-            self.layernorm.forward(&hidden)
+            self.layernorm.replicated(&hidden, self.group)
         })
     }
 }
@@ -113,6 +118,7 @@ struct Embeddings {
     patch_embeddings: Scope,
     projection: PatchConvolution,
     dropout: Dropout,
+    group: Option<TensorParallel>,
 }
 
 impl Embeddings {
@@ -125,16 +131,20 @@ impl Embeddings {
         let patch_embeddings = scope.child("patch_embeddings", "ViTPatchEmbeddings");
         let projection =
             PatchConvolution::new(&patch_embeddings, "projection", images.channels, hidden, images.patch, true);
+        let projection = projection.shared(config.group);
         let dropout = Dropout::new(&scope, "dropout", config.hidden_dropout);
-        Embeddings { scope, cls_token, position_embeddings, patch_embeddings, projection, dropout }
+        let group = config.group;
+        Embeddings { scope, cls_token, position_embeddings, patch_embeddings, projection, dropout, group }
     }
 
     fn forward(&self, images: &Tensor) -> Tensor {
         self.scope.call(&[images], || {
+            let cls_token = own(&self.cls_token, self.group);
+            let position_embeddings = own(&self.position_embeddings, self.group);
             let mut embedded = self.patch_embeddings.call(&[images], || flat_patches(&self.projection, images));
-            let first = self.cls_token.expand(&[images.size(0), 1, self.cls_token.size(2)]);
+            let first = cls_token.expand(&[images.size(0), 1, cls_token.size(2)]);
             embedded = Tensor::cat(images.tape(), &[&first, &embedded], 1);
-            embedded = embedded.add(&self.position_embeddings);
+            embedded = embedded.add(&position_embeddings);
             embedded = self.dropout.forward(&embedded);
             embedded
         })
@@ -160,6 +170,7 @@ struct Layer {
     fc1: Linear,
     fc2: Linear,
     dropout: Dropout,
+    group: Option<TensorParallel>,
 }
 
 impl Layer {
@@ -170,22 +181,23 @@ impl Layer {
         let layernorm_after = LayerNorm::new(&scope, "layernorm_after", config.hidden);
         let mlp = scope.child("mlp", "ViTMLP");
         let act = mlp.child("activation_fn", config.activation.class());
-        let fc1 = Linear::new(&mlp, "fc1", config.hidden, config.intermediate, true);
-        let fc2 = Linear::new(&mlp, "fc2", config.intermediate, config.hidden, true);
+        let wide = TensorParallel::share_of(config.group, config.intermediate);
+        let fc1 = Linear::new(&mlp, "fc1", config.hidden, wide, true);
+        let fc2 = Linear::new(&mlp, "fc2", wide, config.hidden, true);
         let dropout = Dropout::new(&scope, "dropout", config.hidden_dropout);
-        let activation = config.activation;
-        Layer { scope, attention, layernorm_before, layernorm_after, mlp, act, activation, fc1, fc2, dropout }
+        let (activation, group) = (config.activation, config.group);
+        Layer { scope, attention, layernorm_before, layernorm_after, mlp, act, activation, fc1, fc2, dropout, group }
     }
 
     fn forward(&self, input: &Tensor) -> Tensor {
         self.scope.call(&[input], || {
             let mut residual = input.clone();
-            let mut hidden = self.layernorm_before.forward(input);
+            let mut hidden = self.layernorm_before.replicated(input, self.group);
             hidden = self.attention.forward(&hidden);
             hidden = self.dropout.forward(&hidden);
             hidden = hidden.add(&residual);
             residual = hidden.clone();
-            hidden = self.layernorm_after.forward(&hidden);
+            hidden = self.layernorm_after.replicated(&hidden, self.group);
             hidden = self.feed_forward(&hidden);
             hidden = self.dropout.forward(&hidden);
             hidden.add(&residual)
@@ -194,9 +206,9 @@ impl Layer {
 
     fn feed_forward(&self, input: &Tensor) -> Tensor {
         self.mlp.call(&[input], || {
-            let mut hidden = self.fc1.forward(input);
+            let mut hidden = self.fc1.columns(input, self.group);
             hidden = self.activation.forward(&self.act, &hidden);
-            hidden = self.fc2.forward(&hidden);
+            hidden = self.fc2.rows(&hidden, self.group);
             hidden
         })
     }
@@ -208,34 +220,40 @@ struct SelfAttention {
     k_proj: Linear,
     v_proj: Linear,
     o_proj: Linear,
+    /// The rank's own.
     heads: u64,
+    head_dim: u64,
     attention: Attention,
+    group: Option<TensorParallel>,
 }
 
 impl SelfAttention {
     fn new(parent: &Scope, config: &VitConfig, kernel: AttentionKernel) -> Self {
         let scope = parent.child("attention", "ViTAttention");
-        let linear = |name, bias| Linear::new(&scope, name, config.hidden, config.hidden, bias);
+        let width = TensorParallel::share_of(config.group, config.hidden);
+        let linear = |name, bias| Linear::new(&scope, name, config.hidden, width, bias);
         SelfAttention {
             q_proj: linear("q_proj", config.qkv_bias),
             k_proj: linear("k_proj", config.qkv_bias),
             v_proj: linear("v_proj", config.qkv_bias),
-            o_proj: linear("o_proj", true),
-            heads: config.heads,
+            o_proj: Linear::new(&scope, "o_proj", width, config.hidden, true),
+            heads: TensorParallel::share_of(config.group, config.heads),
+            head_dim: config.hidden / config.heads.max(1),
             attention: Attention { kernel, dropout: config.attention_dropout, causal: false, ..Attention::default() },
+            group: config.group,
             scope,
         }
     }
 
     fn forward(&self, input: &Tensor) -> Tensor {
         self.scope.call(&[input], || {
-            let (batch, seq, width) = (input.size(0), input.size(1), input.size(2));
-            let split = [batch, seq, self.heads, width / self.heads];
+            let (batch, seq) = (input.size(0), input.size(1));
+            let split = [batch, seq, self.heads, self.head_dim];
             let [queries, keys, values] = [&self.q_proj, &self.k_proj, &self.v_proj]
-                .map(|linear| linear.forward(input).view(&split).transpose(1, 2));
+                .map(|linear| linear.columns(input, self.group).view(&split).transpose(1, 2));
             let mut output = causal_lm::attend(self.attention, &queries, &keys, &values, None);
-            output = output.reshape(&[batch, seq, width]);
-            output = self.o_proj.forward(&output);
+            output = output.reshape(&[batch, seq, self.heads.saturating_mul(self.head_dim)]);
+            output = self.o_proj.rows(&output, self.group);
             output
         })
     }

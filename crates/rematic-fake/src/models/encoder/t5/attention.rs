@@ -5,6 +5,7 @@ use rematic_trace::{Dtype, Layout};
 use super::{Norm, T5Config};
 use crate::kernel::{Kernel, Out};
 use crate::nn::{Dropout, Embedding, Linear, Scope};
+use crate::parallel::TensorParallel;
 use crate::tensor::Tensor;
 use crate::{ArangeOverload, Attention, AttentionKernel};
 
@@ -37,7 +38,7 @@ impl LayerAttention {
         };
         let scope = parent.child(name, class);
         let attention = T5Attention::new(&scope, inner, config, (role, kernel));
-        let layer_norm = Norm::new(&scope, "layer_norm", config.hidden);
+        let layer_norm = Norm::new(&scope, "layer_norm", config.hidden, config.group);
         let dropout = Dropout::new(&scope, "dropout", config.dropout);
         LayerAttention { scope, attention, layer_norm, dropout }
     }
@@ -65,25 +66,28 @@ struct T5Attention {
     o: Linear,
     relative_attention_bias: Option<Embedding>,
     role: Role,
+    /// The rank's own.
     heads: u64,
     head_dim: u64,
     attention: Attention,
+    group: Option<TensorParallel>,
 }
 
 impl T5Attention {
     fn new(parent: &Scope, name: &str, config: &T5Config, (role, kernel): (Role, AttentionKernel)) -> Self {
         let scope = parent.child(name, "T5Attention");
-        let inner = config.heads.saturating_mul(config.head_dim);
+        let heads = config.share(config.heads);
+        let inner = heads.saturating_mul(config.head_dim);
         let linear = |name| Linear::new(&scope, name, config.hidden, inner, false);
         let (q, k, v) = (linear("q"), linear("k"), linear("v"));
         let o = Linear::new(&scope, "o", inner, config.hidden, false);
         let has_bias = matches!(role, Role::Encoder { has_bias: true } | Role::Decoder { has_bias: true });
-        let table = || Embedding::new(&scope, "relative_attention_bias", config.buckets, config.heads);
+        let table = || Embedding::new(&scope, "relative_attention_bias", config.buckets, heads);
         let relative_attention_bias = has_bias.then(table);
         // With a bias none of its own: the mask says what is past.
         let attention = Attention { kernel, dropout: config.dropout, causal: false, ..Attention::default() };
-        let (heads, head_dim) = (config.heads, config.head_dim);
-        T5Attention { scope, q, k, v, o, relative_attention_bias, role, heads, head_dim, attention }
+        let (head_dim, group) = (config.head_dim, config.group);
+        T5Attention { scope, q, k, v, o, relative_attention_bias, role, heads, head_dim, attention, group }
     }
 
     fn forward(&self, input: &Tensor, encoded: Option<&Tensor>, bias: Option<&Tensor>) -> (Tensor, Tensor) {
@@ -91,7 +95,8 @@ impl T5Attention {
         self.scope.call_with(&[input], &keywords, || {
             let (batch, seq) = (input.size(0), input.size(1));
             let split = |linear: &Linear, from: &Tensor| {
-                linear.forward(from).view(&[batch, from.size(1), self.heads, self.head_dim]).transpose(1, 2)
+                let flat = linear.columns(from, self.group);
+                flat.view(&[batch, from.size(1), self.heads, self.head_dim]).transpose(1, 2)
             };
             let queries = split(&self.q, input);
             let from = encoded.unwrap_or(input);
@@ -105,7 +110,7 @@ impl T5Attention {
                 transposed.contiguous()
             };
             output = output.reshape(&[batch, seq, self.heads.saturating_mul(self.head_dim)]);
-            output = self.o.forward(&output);
+            output = self.o.rows(&output, self.group);
             (output, bias)
         })
     }
@@ -141,7 +146,7 @@ impl T5Attention {
         let columns = Tensor::arange(tape, keys, ArangeOverload::End).unsqueeze(0);
         let distances = columns.sub(&rows);
         let buckets = buckets(&distances, self.role);
-        let mut values = table.forward(&buckets);
+        let mut values = table.replicated(&buckets, self.group);
         values = values.permute(&[2, 0, 1]).unsqueeze(0);
         values
     }

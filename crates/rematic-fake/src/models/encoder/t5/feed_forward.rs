@@ -3,6 +3,7 @@
 use super::{Norm, T5Config};
 use crate::models::causal_lm::Activation;
 use crate::nn::{Dropout, Linear, Scope};
+use crate::parallel::TensorParallel;
 use crate::tensor::Tensor;
 
 /// `T5LayerFF`.
@@ -17,7 +18,7 @@ impl LayerFeedForward {
     pub(super) fn new(parent: &Scope, name: &str, config: &T5Config) -> Self {
         let scope = parent.child(name, "T5LayerFF");
         let dense = Dense::new(&scope, config);
-        let layer_norm = Norm::new(&scope, "layer_norm", config.hidden);
+        let layer_norm = Norm::new(&scope, "layer_norm", config.hidden, config.group);
         let dropout = Dropout::new(&scope, "dropout", config.dropout);
         LayerFeedForward { scope, dense, layer_norm, dropout }
     }
@@ -41,34 +42,37 @@ struct Dense {
     dropout: Dropout,
     act: Scope,
     activation: Activation,
+    group: Option<TensorParallel>,
 }
 
 impl Dense {
     fn new(parent: &Scope, config: &T5Config) -> Self {
         let class = if config.gated { "T5DenseGatedActDense" } else { "T5DenseActDense" };
         let scope = parent.child("DenseReluDense", class);
-        let up = |name| Linear::new(&scope, name, config.hidden, config.intermediate, false);
+        let wide = config.share(config.intermediate);
+        let up = |name| Linear::new(&scope, name, config.hidden, wide, false);
         let (up, linear) = if config.gated { (up("wi_0"), Some(up("wi_1"))) } else { (up("wi"), None) };
-        let wo = Linear::new(&scope, "wo", config.intermediate, config.hidden, false);
+        let wo = Linear::new(&scope, "wo", wide, config.hidden, false);
         let dropout = Dropout::new(&scope, "dropout", config.dropout);
         let act = scope.child("act", config.activation.class());
-        Dense { scope, up, linear, wo, dropout, act, activation: config.activation }
+        let (activation, group) = (config.activation, config.group);
+        Dense { scope, up, linear, wo, dropout, act, activation, group }
     }
 
     fn forward(&self, input: &Tensor) -> Tensor {
         self.scope.call(&[input], || {
-            let mut hidden = self.up.forward(input);
+            let mut hidden = self.up.columns(input, self.group);
             hidden = self.activation.forward(&self.act, &hidden);
             // Both factors are variables of their own.
             let _factors = self.linear.as_ref().map(|linear| {
-                let (gate, other) = (hidden.clone(), linear.forward(input));
+                let (gate, other) = (hidden.clone(), linear.columns(input, self.group));
                 hidden = gate.mul(&other);
                 (gate, other)
             });
             hidden = self.dropout.forward(&hidden);
             // Autocast leaves the weight as it is, and transformers brings the input to its type.
             hidden = hidden.to(self.wo.weight().dtype());
-            hidden = self.wo.forward(&hidden);
+            hidden = self.wo.rows(&hidden, self.group);
             hidden
         })
     }

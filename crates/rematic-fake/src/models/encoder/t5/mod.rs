@@ -7,11 +7,12 @@ use rematic_trace::{Dtype, Layout};
 
 use self::attention::{LayerAttention, Role};
 use self::feed_forward::LayerFeedForward;
-use super::head::classified;
+use super::head::classified_part;
 use crate::AttentionKernel;
 use crate::kernel::{Kernel, Out};
 use crate::models::causal_lm::Activation;
-use crate::nn::{Dropout, Embedding, Linear, Outputs, Scope};
+use crate::nn::{Dropout, Embedding, Linear, Outputs, Scope, replicated};
+use crate::parallel::TensorParallel;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 
@@ -34,6 +35,15 @@ pub(in crate::models) struct T5Config {
     /// Whether the last hidden states are scaled before the output layer.
     pub(in crate::models) scaled: bool,
     pub(in crate::models) dropout: f64,
+    /// The ranks that share the model, if several do.
+    pub(in crate::models) group: Option<TensorParallel>,
+}
+
+impl T5Config {
+    /// What the rank has of an extent that is cut.
+    fn share(&self, extent: u64) -> u64 {
+        self.group.map_or(extent, |group| group.share(extent))
+    }
 }
 
 /// `T5ForConditionalGeneration`.
@@ -43,16 +53,21 @@ pub(in crate::models) struct T5 {
     decoder: Stack,
     lm_head: Linear,
     scaled: bool,
+    group: Option<TensorParallel>,
 }
 
 impl T5 {
     pub(in crate::models) fn new(tape: &Tape, config: &T5Config, dtype: Dtype, kernel: AttentionKernel) -> Self {
         let scope = Scope::root(tape, "T5ForConditionalGeneration", dtype);
-        let shared = Embedding::new(&scope, "shared", config.vocab, config.hidden);
+        let shared = Embedding::dealt(&scope, "shared", [config.vocab, config.hidden], config.group);
         let encoder = Stack::new(&scope, config, kernel, (Side::Encoder, shared.weight()));
         let decoder = Stack::new(&scope, config, kernel, (Side::Decoder, shared.weight()));
-        let lm_head = Linear::tied(&scope, "lm_head", shared.weight());
-        T5 { scope, encoder, decoder, lm_head, scaled: config.scaled }
+        let lm_head = match config.group {
+            None => Linear::tied(&scope, "lm_head", shared.weight()),
+            // PyTorch makes two parameters of a tied one when it cuts it.
+            Some(group) => Linear::new(&scope, "lm_head", config.hidden, group.share(config.vocab), false),
+        };
+        T5 { scope, encoder, decoder, lm_head, scaled: config.scaled, group: config.group }
     }
 
     /// Loss, logits and the encoder's last hidden states.
@@ -62,8 +77,8 @@ impl T5 {
             let answer = shifted_right(labels);
             let decoded = self.decoder.forward(&answer, Some(&encoded));
             let scaled = if self.scaled { decoded.mul_scalar() } else { decoded.clone() };
-            let logits = self.lm_head.forward(&scaled);
-            vec![classified(&logits, labels), logits, encoded]
+            let logits = self.lm_head.columns_dealt(&scaled, self.group);
+            vec![classified_part(&logits, labels, self.group), logits, encoded]
         })
     }
 }
@@ -96,6 +111,7 @@ struct Stack {
     blocks: Vec<Block>,
     final_layer_norm: Norm,
     dropout: Dropout,
+    group: Option<TensorParallel>,
 }
 
 impl Stack {
@@ -108,15 +124,15 @@ impl Stack {
         let embed_tokens = Embedding::tied(&scope, "embed_tokens", table);
         let list = scope.child("block", "ModuleList");
         let blocks = (0..layers).map(|index| Block::new(&list, index, config, (side, kernel))).collect();
-        let final_layer_norm = Norm::new(&scope, "final_layer_norm", config.hidden);
+        let final_layer_norm = Norm::new(&scope, "final_layer_norm", config.hidden, config.group);
         let dropout = Dropout::new(&scope, "dropout", config.dropout);
-        Stack { scope, embed_tokens, blocks, final_layer_norm, dropout }
+        Stack { scope, embed_tokens, blocks, final_layer_norm, dropout, group: config.group }
     }
 
     fn forward(&self, tokens: &Tensor, encoded: Option<&Tensor>) -> Tensor {
         let given: Vec<&Tensor> = [tokens].into_iter().chain(encoded).collect();
         self.scope.call_with(&[], &given, || {
-            let embedded = self.embed_tokens.forward(tokens);
+            let embedded = self.embed_tokens.rows(tokens, self.group);
             let mut passed = Passed { hidden: self.dropout.forward(&embedded), bias: None, cross_bias: None };
             for block in self.blocks.iter().take_while(|_| !tokens.tape().has_failed()) {
                 passed = block.forward(&passed, encoded);
@@ -217,16 +233,22 @@ fn bounded(hidden: Tensor, bound: &mut Option<Tensor>) -> Tensor {
 struct Norm {
     scope: Scope,
     weight: Tensor,
+    group: Option<TensorParallel>,
 }
 
 impl Norm {
-    fn new(parent: &Scope, name: &str, width: u64) -> Self {
+    fn new(parent: &Scope, name: &str, width: u64, group: Option<TensorParallel>) -> Self {
         let scope = parent.child(name, "T5LayerNorm");
         let weight = scope.parameter("weight", &[width]);
-        Norm { scope, weight }
+        Norm { scope, weight, group }
     }
 
+    /// On all ranks the same.
     fn forward(&self, input: &Tensor) -> Tensor {
+        replicated(input, self.group, |input| self.normed(input))
+    }
+
+    fn normed(&self, input: &Tensor) -> Tensor {
         self.scope.call(&[input], || {
             let variance = {
                 let squares = {
