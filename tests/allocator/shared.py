@@ -11,12 +11,12 @@ import sys
 import tensor
 import torch
 from dealt import share
-from networks import share_network
 from real import in_child
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
+from networks import share_network
 
 TINY = {
     "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 1, "num_attention_heads": 8,

@@ -13,11 +13,11 @@ from functools import partial
 
 import torch
 from dealt import share
-from networks import share_network
 from real import peaks, without_values
 from sharded import compare, put_on, ready
 
 import models
+from networks import share_network
 
 QWEN3_8B = {
     "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
