@@ -1,3 +1,4 @@
+use rayon::prelude::*;
 use rematic_fake::models::{LossKind, Options};
 use rematic_plan::{Limits, Numerics, Place, Problem, Remedy, RemedyKind};
 use rematic_report::Ways;
@@ -15,7 +16,7 @@ pub struct Alternatives<'a> {
     /// What is said of it.
     pub options: &'a Options,
     /// How one rank's step is made of the model's.
-    pub shard: &'a dyn Fn(StepTrace) -> Result<StepTrace, Error>,
+    pub shard: &'a (dyn Fn(StepTrace) -> Result<StepTrace, Error> + Sync),
 }
 
 impl Alternatives<'_> {
@@ -36,29 +37,19 @@ impl Alternatives<'_> {
         found
     }
 
-    /// Adds what the chunked loss and accumulation would bring, each under a plan that is quickly found: within a budget, or on the
-    /// device. They are more exact than what was worked out from the step as it is, which goes.
-    pub fn add_planned(&self, study: &Study, budget: Option<Bytes>, ways: &mut Ways) {
+    /// What the chunked loss and accumulation would bring, each under a plan that is quickly found: within a budget, or on the device.
+    #[must_use]
+    pub fn planned(&self, study: &Study, budget: Option<Bytes>) -> Vec<(Verdict, Remedy)> {
         // Whatever the loss and the batch, this stays.
         let state = study.problem().map_or(Bytes(0), Problem::state_bytes);
         if state > budget.unwrap_or_else(|| study.room()) {
-            return;
+            return Vec::new();
         }
-        for other in [self.with_chunks(), self.halved()].into_iter().flatten() {
-            let kind = other.kind;
-            let Some((verdict, remedy)) = self.planned(study, budget, other) else { continue };
-            for known in [&mut ways.alone, &mut ways.with_plan] {
-                known.retain(|remedy| remedy.kind != kind);
-            }
-            match verdict {
-                Verdict::Fits => insert(&mut ways.alone, remedy),
-                Verdict::Planned => insert(&mut ways.with_plan, remedy),
-                Verdict::Infeasible => {}
-            }
-        }
+        let others: Vec<Other> = [self.with_chunks(), self.halved()].into_iter().flatten().collect();
+        others.into_par_iter().filter_map(|other| self.planned_other(study, budget, other)).collect()
     }
 
-    fn planned(&self, study: &Study, budget: Option<Bytes>, other: Other) -> Option<(Verdict, Remedy)> {
+    fn planned_other(&self, study: &Study, budget: Option<Bytes>, other: Other) -> Option<(Verdict, Remedy)> {
         let step = (self.shard)(self.source.clone().trace(&other.options).ok()?).ok()?;
         let planned = Study::new(step, study.target().clone(), study.limits().clone()).ok()?;
         let (verdict, solution) = planned.quickly(budget).ok()?;
@@ -138,6 +129,20 @@ impl Other {
             numerics: Numerics::Rounding,
             at,
         })
+    }
+}
+
+/// Adds what was planned to other ways. It is more exact than what was worked out from the step as it is, which goes.
+pub fn add_planned(planned: Vec<(Verdict, Remedy)>, ways: &mut Ways) {
+    for (verdict, remedy) in planned {
+        for known in [&mut ways.alone, &mut ways.with_plan] {
+            known.retain(|known| known.kind != remedy.kind);
+        }
+        match verdict {
+            Verdict::Fits => insert(&mut ways.alone, remedy),
+            Verdict::Planned => insert(&mut ways.with_plan, remedy),
+            Verdict::Infeasible => {}
+        }
     }
 }
 

@@ -38,7 +38,7 @@ mod source;
 mod study;
 mod target;
 
-pub use alternatives::Alternatives;
+pub use alternatives::{Alternatives, add_planned};
 pub use compiled::rehearse_compiled;
 pub use connection::{HostBandwidth, Link, Network, NoConnection};
 pub use error::Error;

@@ -283,6 +283,17 @@ impl Study {
         Ok((verdict, solution))
     }
 
+    /// Whether a plan for a budget is likely to take at least such a share of the step: the relaxation says so.
+    ///
+    /// # Errors
+    /// As [`Study::problem`].
+    pub(crate) fn is_likely_dear(&self, budget: Option<Bytes>, share: f64) -> Result<bool, Error> {
+        let problem = self.problem()?;
+        let bound =
+            budget.filter(|budget| *budget < problem.baseline().peak).and_then(|budget| problem.quick_bound(budget));
+        Ok(bound.is_some_and(|bound| bound.0 >= share * self.pace().step.0))
+    }
+
     /// Whether what the host has can be of use.
     fn check_host(&self, planner: Planner) -> Result<(), Error> {
         let planner = match planner {

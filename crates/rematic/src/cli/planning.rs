@@ -10,7 +10,7 @@ use super::arguments::{CurveArguments, Language, LimitArguments, PlanArguments, 
 use super::{Answer, Failure, Warnings, read, style, trace_of, unsharded};
 use crate::{
     Alternatives, Bytes, Error, Fsdp2, Limits, LossKind, MilpSettings, Options, PlanAnswer, PlanDocument, Planner,
-    Resharding, Source, StepTrace, Study, Target, Verdict, emitted_python,
+    Resharding, Source, StepTrace, Study, Target, Verdict, add_planned, emitted_python,
 };
 
 /// The exit code of a step that cannot be made to fit.
@@ -78,29 +78,39 @@ impl Question<'_> {
             return Ok(question.plan(how.unwrap_or(Fsdp2::over(0)))?);
         }
         let study = Study::new(sharded(whole, how)?, self.target.clone(), self.limits.clone())?;
-        let found = study.plan(planner, budget)?;
-        if found.verdict == Verdict::Fits || matches!(planner, Planner::Milp(_)) {
-            return Ok(found);
+        if matches!(planner, Planner::Milp(_)) {
+            return Ok(study.plan(planner, budget)?);
         }
-        self.beside(&study, found, loss)
+        self.beside_others(&study, loss)
     }
 
     /// The answer with what else fits: what the chunked loss and accumulation would bring, and, for a device, other steps without a
     /// plan.
-    fn beside(&self, study: &Study, found: PlanAnswer, loss: Option<LossKind>) -> Result<PlanAnswer, Failure> {
-        let source = self.source();
+    fn beside_others(&self, study: &Study, loss: Option<LossKind>) -> Result<PlanAnswer, Failure> {
+        let (source, budget) = (self.source(), self.arguments.budget);
         let shard = |trace: StepTrace| sharded(trace, source.sharding());
         let model = Source::open(&source.source)?;
         let mut options = Options { card: study.target().card(), ..source.options() };
         options.recipe.loss = loss.or(options.recipe.loss);
         let alternatives = Alternatives { source: &model, options: &options, shard: &shard };
+        let plan = || study.plan(self.planner, budget);
+        // Where a plan is likely to be dear, both questions are asked at once.
+        let (found, planned) = if study.is_likely_dear(budget, WORTH_ASKING)? {
+            rayon::join(plan, || Some(alternatives.planned(study, budget)))
+        } else {
+            (plan(), None)
+        };
+        let found = found?;
+        if found.verdict == Verdict::Fits {
+            return Ok(found);
+        }
         let mut ways = found.ways.clone();
         if found.for_device {
             ways.alone = alternatives.fitting(study);
         }
         let share = found.document.extra_ms().0 / found.document.step_ms.0.max(f64::MIN_POSITIVE);
         if found.verdict == Verdict::Infeasible || share >= WORTH_ASKING {
-            alternatives.add_planned(study, self.arguments.budget, &mut ways);
+            add_planned(planned.unwrap_or_else(|| alternatives.planned(study, budget)), &mut ways);
         }
         Ok(PlanAnswer { ways, ..found })
     }
