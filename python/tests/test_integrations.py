@@ -16,7 +16,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import rematic
-from reality import TOLERANCE
+from reality import HAS_BF16, TOLERANCE
 from test_loops import model_of
 
 transformers = pytest.importorskip("transformers")
@@ -90,7 +90,8 @@ def anew() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2, "bf16": True}], ids=["plain", "mixed"])
 def test_the_trainer_of_transformers(settings: dict[str, Any]) -> None:
-    check_trained(example("with_trainer").train, 9 << 20, 32 * 64 * 8, **settings)
+    settled = "bf16" in settings and not HAS_BF16
+    check_trained(example("with_trainer").train, 9 << 20, 32 * 64 * 8, settled, **settings)
 
 
 def test_trl() -> None:
