@@ -29,15 +29,12 @@ pub struct Limits {
     pub only: Vec<String>,
     /// Modules that match one of these patterns are not checkpointed.
     pub never: Vec<String>,
-    /// Regions are recomputed as a whole, as plain checkpointing does.
+    /// Regions are recomputed as a whole, as plain checkpointing does: with operators of which nothing reads the results.
     pub whole: bool,
     /// Pinned memory of the host that outputs may be moved to between forward and backward; without it nothing is moved.
     pub host_memory: Option<Bytes>,
     /// Calls of modules beside each other may be checkpointed as one.
     pub runs: bool,
-    /// Operators of a region of which nothing reads the results need not run again. Off unless it is asked for: on the CPU, operators
-    /// that read by an index may read more than a step for CUDA says.
-    pub skips: bool,
     /// Ends planning early.
     pub cancel: Cancel,
 }
@@ -51,7 +48,6 @@ impl Default for Limits {
             whole: false,
             host_memory: None,
             runs: true,
-            skips: false,
             cancel: Cancel::default(),
         }
     }
@@ -181,7 +177,7 @@ impl Problem {
     ) -> Result<Self, PlanError> {
         let trace = &*shared;
         let allowed = allowed(trace, &regions, &limits)?;
-        let candidates = Candidates::new(trace, &regions, &plain.start, &costs).skipping(limits.skips);
+        let candidates = Candidates::new(trace, &regions, &plain.start, &costs).as_wholes(limits.whole);
         let spans = spans(candidates, &frontiers, &plain.totals, &allowed, &limits, Pricing::Low);
         let Nodes { all: nodes, ends, ceilings, limit_of_op } = Nodes::new(trace, &regions, &plain.eager, spans);
         let beginnings = beginnings(&regions, &nodes);
@@ -317,8 +313,8 @@ impl Problem {
             return None;
         }
         self.planned_run(id).or_else(|| {
-            let mut candidates =
-                Candidates::new(&self.trace, &self.regions, &self.plain.start, &self.costs).skipping(self.limits.skips);
+            let mut candidates = Candidates::new(&self.trace, &self.regions, &self.plain.start, &self.costs)
+                .as_wholes(self.limits.whole);
             candidates.candidate(region, Pricing::Low).map(Arc::new)
         })
     }
@@ -397,7 +393,7 @@ impl Problem {
             Pricing::High => self.dear_nodes.get_or_init(|| {
                 let plain = &self.plain;
                 let candidates =
-                    Candidates::new(&self.trace, &self.regions, &plain.start, &self.costs).skipping(self.limits.skips);
+                    Candidates::new(&self.trace, &self.regions, &plain.start, &self.costs).as_wholes(self.limits.whole);
                 let (totals, high) = (&plain.totals, Pricing::High);
                 let spans = spans(candidates, &self.frontiers, totals, &self.allowed, &self.limits, high);
                 Nodes::new(&self.trace, &self.regions, &plain.eager, spans).all

@@ -132,10 +132,7 @@ fn costs(trace: &StepTrace) -> Costs {
 
 fn candidate(trace: &StepTrace) -> Candidate {
     let (regions, ledger, costs) = (Regions::new(trace), Ledger::new(trace, Allocator::Cuda), costs(trace));
-    Candidates::new(trace, &regions, &ledger, &costs)
-        .skipping(true)
-        .candidate(&regions.all().items()[0], Pricing::Low)
-        .unwrap()
+    Candidates::new(trace, &regions, &ledger, &costs).candidate(&regions.all().items()[0], Pricing::Low).unwrap()
 }
 
 const VIEW: Flags = Flags { view: true, random: false, host: false };
@@ -171,7 +168,7 @@ fn it_goes_with_that_one_where_it_makes_no_less() {
     let times: f64 = (0..3).map(|op| costs.time(OpId::new(op)).0).sum();
     assert!((candidate.items[0].time.0 - times).abs() < 1e-12);
 
-    let problem = Problem::new(trace, costs, Limits { skips: true, ..Limits::default() }).unwrap();
+    let problem = Problem::new(trace, costs, Limits::default()).unwrap();
     let region = problem.regions().all().ids().next().unwrap();
     let plan = [candidate.checkpoint(region, 0, [0].into_iter())];
     let replayed = problem.replay(&plan);
@@ -217,6 +214,50 @@ fn what_draws_or_is_not_known_runs_again() {
 }
 
 #[test]
+fn what_more_than_operators_reads_runs_again() {
+    let mut step = Step::new();
+    let first = step.make(&[step.input], SIZE);
+    let second = step.make(&[first], SIZE);
+    step.make(&[first], SIZE);
+    let last = step.make(&[step.input], SIZE);
+    step.keep(last);
+    step.trace.set_seen(second.storage);
+    let trace = step.end();
+    assert_eq!(unread_of(&trace, &[]), [2]);
+    assert_eq!(unread_of(&trace, &[1]), [0, 2]);
+    assert!(candidate(&trace).items.iter().all(|item| item.skipped.is_empty()));
+}
+
+/// A tensor that is given other memory stands for that: the operator that does so is handed back, and the tensor must be there.
+#[test]
+fn what_is_given_other_memory_runs_again() {
+    let mut step = Step::new();
+    let made = step.make(&[step.input], SIZE);
+    let other = step.make(&[step.input], SIZE);
+    step.trace.run(OpRecord {
+        call: Some(step.call),
+        mutates: &[other.storage],
+        inputs: &[made],
+        outputs: &[other],
+        ..OpRecord::new("set_.source_Storage", Phase::Forward)
+    });
+    step.keep(other);
+    let trace = step.end();
+    assert!(!unread_of(&trace, &[2]).contains(&0));
+}
+
+/// Random numbers are drawn again whoever reads them; then they are what they were.
+#[test]
+fn nothing_is_half_made() {
+    let mut step = Step::new();
+    let drawn = step.run("op.default", RANDOM, &[step.input], SIZE, &[], false);
+    step.on_same(drawn, Flags::default(), &[drawn.storage]);
+    let last = step.make(&[step.input], SIZE);
+    step.keep(last);
+    assert_eq!(unread_of(&step.end(), &[]), Vec::<usize>::new());
+}
+
+#[test]
 fn who_changes_what_is_read_runs_again() {
     let mut step = Step::new();
     let first = step.make(&[step.input], SIZE);
@@ -231,7 +272,7 @@ fn a_plan_says_what_it_skips_and_is_refused_where_that_is_read() {
     let trace = chain();
     let candidate = candidate(&trace);
     let costs = costs(&trace);
-    let problem = Problem::new(trace, costs, Limits { skips: true, ..Limits::default() }).unwrap();
+    let problem = Problem::new(trace, costs, Limits::default()).unwrap();
     let region = problem.regions().all().ids().next().unwrap();
     let mut solution = problem.unplanned();
     solution.checkpoints = vec![candidate.checkpoint(region, 0, [0].into_iter())];

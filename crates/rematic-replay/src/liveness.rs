@@ -4,17 +4,21 @@ use std::collections::{HashMap, HashSet};
 
 use rematic_trace::{OpId, StepTrace, StorageId};
 
-use crate::Region;
+use crate::{Region, births};
 
 /// For each operator of a region, whether it need not run again: it is not among those that are saved, and nothing reads what it
 /// makes. In time linear in the region.
 ///
-/// Read is what backward needs of the region, and what an operator is given that runs again. A storage is read as a whole: who
-/// changes it in place runs again with whoever makes it. Some operators always run again, whoever reads what they make:
+/// Read is what backward needs of the region, what an operator is given that runs again, and what more than operators reads
+/// ([`Storage::seen`](rematic_trace::Storage::seen)). A storage is read as a whole: who changes it in place runs again with whoever
+/// makes it. Some operators always run again, whoever reads what they make:
 ///
 /// - those that draw random numbers: others draw from the same generator behind them;
 /// - those that return no tensor, or change memory from outside the region;
 /// - those of other libraries: what else they do is not known.
+///
+/// What an operator makes that runs again is read too. So what is in memory while the region runs again is what was there the first time,
+/// and nothing is ever half made.
 ///
 /// Where the region communicates with other ranks, all run again: on every rank the same.
 #[must_use]
@@ -36,9 +40,10 @@ pub fn unread(trace: &StepTrace, region: &Region, saved: &[OpId]) -> Vec<bool> {
     }
     live.begin();
     while let Some(at) = live.queue.pop() {
-        for tensor in trace.inputs(trace.op(live.id(at))) {
-            live.read(tensor.storage);
-        }
+        let id = live.id(at);
+        // What is in memory is never half made: who changes it in place runs too.
+        births(trace, id).for_each(|storage| live.read(storage));
+        trace.inputs(trace.op(id)).iter().for_each(|tensor| live.read(tensor.storage));
     }
     (0..region.ops.len()).map(|at| live.is_unread(at)).collect()
 }
@@ -47,6 +52,18 @@ pub fn unread(trace: &StepTrace, region: &Region, saved: &[OpId]) -> Vec<bool> {
 #[must_use]
 pub fn communicates(trace: &StepTrace, region: &Region) -> bool {
     trace.ops().items()[region.ops.clone()].iter().any(|op| op.collective.is_some())
+}
+
+/// What is read of an operator and of what it makes, whether or not it runs again: what its backward needs, what more than operators
+/// reads, and a tensor that it gives other memory (`set_`), which stands for its result.
+pub fn read_whatever_runs(trace: &StepTrace, id: OpId) -> impl Iterator<Item = StorageId> {
+    let op = trace.op(id);
+    let given = trace.inputs(op);
+    let is_given = |storage: &StorageId| given.iter().any(|tensor| tensor.storage == *storage);
+    let replaces = !trace.mutates(op).iter().all(is_given);
+    let saved = trace.saves(op).iter().chain(if replaces { given } else { &[] });
+    let seen = births(trace, id).filter(|storage| trace.storages()[*storage].seen);
+    saved.map(|tensor| tensor.storage).chain(seen)
 }
 
 /// Whether an operator may stay out if nothing reads what it makes, in a region that does not communicate.
@@ -94,9 +111,7 @@ impl Live<'_> {
         for at in 0..self.live.len() {
             let id = self.id(at);
             let op = trace.op(id);
-            for tensor in trace.saves(op) {
-                self.read(tensor.storage);
-            }
+            read_whatever_runs(trace, id).for_each(|storage| self.read(storage));
             if self.saved[at] {
                 // It is handed back in place of what it changed.
                 trace.mutates(op).iter().for_each(|storage| self.read(*storage));

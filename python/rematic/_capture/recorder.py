@@ -62,7 +62,7 @@ class Recorder(Calls):
         # Numbers read inside a module or the optimizer steer the step; elsewhere they are logged.
         self.values = Values() if values is None else values
         self.values.inside_model = lambda: bool(self.call_stack) or self.in_optimizer
-        self.values.is_on_cpu = counts_host
+        self.values.is_on_cpu, self.values.sees = counts_host, self.see
         self.values.is_counting = lambda: not self.in_optimizer
         self._shapes = Shapes(self.values)
         self.names: list[str] = []
@@ -121,7 +121,7 @@ class Recorder(Calls):
 
     def add_storage(self, storage: torch.UntypedStorage, category: str, birth: int | None) -> int:
         row = len(self.storages)
-        self.storages.append([storage.nbytes(), category, birth])
+        self.storages.append([storage.nbytes(), category, birth, *self.words(storage, birth)])
         self.watch(StorageRef(storage, self._dropped), storage, row)
         return row
 
@@ -407,6 +407,7 @@ class Recorder(Calls):
         known = len(self.storages)
         results = out if isinstance(out, (tuple, list)) else (out,)
         on_host = self._describe_results(results, len(self.ops), CATEGORIES[self.phase()], outputs)
+        self.see_beside(on_host, outputs)
         flags = facts.flags
         if func is FLASH and len(args) > FLASH_DROPOUT and args[FLASH_DROPOUT] > 0:
             flags = ["random"]

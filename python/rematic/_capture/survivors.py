@@ -26,7 +26,7 @@ def left(recorder: Recorder) -> set[int]:
     held = set().union(*recorder.unreleased().values())
     return {
         row
-        for row, (_, category, birth) in enumerate(recorder.storages)
+        for row, (_, category, birth, *_) in enumerate(recorder.storages)
         if birth is not None and category in ("activation", "temp") and (recorder.is_alive(row) or row in held)
     }
 

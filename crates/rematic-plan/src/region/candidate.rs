@@ -123,10 +123,10 @@ pub struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// The same with [`Limits::skips`](crate::Limits::skips).
+    /// The same where regions may be recomputed only as wholes, as plain checkpointing does: all of their operators run again.
     #[must_use]
-    pub fn skipping(self, skips: bool) -> Self {
-        Candidates { skips, ..self }
+    pub fn as_wholes(self, whole: bool) -> Self {
+        Candidates { skips: !whole, ..self }
     }
 
     /// `ledger` tells the size of storages, `costs` how long operators take.
@@ -144,7 +144,7 @@ impl<'a> Candidates<'a> {
         let is_exit = |event: &Event| matches!(event, Event::Exit(_));
         let exits = trace.events().iter().enumerate().filter(|(_, event)| is_exit(event)).map(|(at, _)| at).collect();
         let (lifetimes, writes, holds) = (Lifetimes::new(trace), Writes::new(trace), storages.filled(0));
-        Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds, skips: false }
+        Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds, skips: true }
     }
 
     /// The regions of the step.

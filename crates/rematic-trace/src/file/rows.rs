@@ -56,6 +56,7 @@ pub(super) struct StorageRow {
 pub(super) enum StorageWord {
     Pinned,
     Released,
+    Seen,
     Share(u64),
 }
 

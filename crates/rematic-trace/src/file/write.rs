@@ -99,6 +99,7 @@ fn storage_words(storage: &Storage) -> Vec<StorageWord> {
     let words = [
         (storage.pool == Pool::Pinned, StorageWord::Pinned),
         (storage.released, StorageWord::Released),
+        (storage.seen, StorageWord::Seen),
         (storage.share.is_some(), StorageWord::Share(storage.own_bytes())),
     ];
     words.into_iter().filter(|(holds, _)| *holds).map(|(_, word)| word).collect()
