@@ -135,8 +135,8 @@ fn candidate(trace: &StepTrace) -> Candidate {
     Candidates::new(trace, &regions, &ledger, &costs).candidate(&regions.all().items()[0], Pricing::Low).unwrap()
 }
 
-const VIEW: Flags = Flags { view: true, random: false, host: false };
-const RANDOM: Flags = Flags { view: false, random: true, host: false };
+const VIEW: Flags = Flags { view: true, random: false, host: false, holds: false };
+const RANDOM: Flags = Flags { view: false, random: true, host: false, holds: false };
 
 /// 0 is read by 1, which is read by 2, whose result its backward needs; 3 is needed too.
 fn chain() -> StepTrace {

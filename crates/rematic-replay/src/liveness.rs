@@ -17,7 +17,8 @@ use crate::{Region, births};
 /// - those that return no tensor, or change memory from outside the region;
 /// - those of other libraries: what else they do is not known.
 ///
-/// What an operator makes that runs again is read too. So what is in memory while the region runs again is what was there the first time,
+/// What is changed in place after a view of it was made is read: autograd makes the view again where it has no memory, as one operator
+/// more. What an operator makes that runs again is read too. So what is in memory while the region runs again is what was there the first time,
 /// and nothing is ever half made.
 ///
 /// Where the region communicates with other ranks, all run again: on every rank the same.
@@ -102,12 +103,20 @@ impl Live<'_> {
 
     fn begin(&mut self) {
         let trace = self.trace;
+        let (mut viewed, mut behind_views) = (HashSet::new(), Vec::new());
         for at in 0..self.live.len() {
             let op = trace.op(self.id(at));
+            if op.flags.view {
+                viewed.extend(trace.inputs(op).iter().map(|tensor| tensor.storage));
+            }
             for &storage in trace.mutates(op) {
                 self.changers.entry(storage).or_default().push(at);
+                if viewed.contains(&storage) {
+                    behind_views.push(storage);
+                }
             }
         }
+        behind_views.into_iter().for_each(|storage| self.read(storage));
         for at in 0..self.live.len() {
             let id = self.id(at);
             let op = trace.op(id);

@@ -82,7 +82,7 @@ class Recorder(Calls):
         self._drops: dict[int, int] = {}
 
         self.writers = Writers(self)
-        self._nodes = Nodes(self._hold)
+        self._nodes = Nodes(self._hold, self.ops)
         self._holds: dict[int, int] = {}
         self._reads: dict[int, int] = {}
         self._returned: int | None = None
@@ -169,7 +169,7 @@ class Recorder(Calls):
     def _packed(self, tensor: Tensor) -> Any:
         whole, tensor = tensor, inner(tensor)
         if not tensor.is_meta or self._closed:
-            return whole
+            return whole if self._closed else self._nodes.waited_on_host(whole)
         number = self._nodes.saving()
         row = self.watched.get(tensor.untyped_storage()._cdata)
         row_id = self.storage_before_step(tensor, "other") if row is None else row.row

@@ -129,6 +129,7 @@ impl Tables {
                 FlagRow::View => flags.view = true,
                 FlagRow::Random => flags.random = true,
                 FlagRow::Host => flags.host = true,
+                FlagRow::Holds => flags.holds = true,
                 FlagRow::Collective => {
                     self.of_version_1.get_or_insert("collective among flags");
                     let table = &mut self.trace.collectives;

@@ -150,6 +150,7 @@ pub(super) enum FlagRow {
     /// Of version 1.
     Collective,
     Host,
+    Holds,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]

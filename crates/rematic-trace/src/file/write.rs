@@ -106,7 +106,12 @@ fn storage_words(storage: &Storage) -> Vec<StorageWord> {
 }
 
 fn op_row(trace: &StepTrace, op: &Op) -> OpRow {
-    let flags = [(op.flags.view, FlagRow::View), (op.flags.random, FlagRow::Random), (op.flags.host, FlagRow::Host)];
+    let flags = [
+        (op.flags.view, FlagRow::View),
+        (op.flags.random, FlagRow::Random),
+        (op.flags.host, FlagRow::Host),
+        (op.flags.holds, FlagRow::Holds),
+    ];
     OpRow {
         name: row(op.name.index()),
         phase: op.phase,
