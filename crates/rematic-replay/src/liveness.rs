@@ -1,7 +1,5 @@
 //! Which operators of a checkpointed region make something that is read when it runs again.
 
-use std::collections::{HashMap, HashSet};
-
 use rematic_trace::{OpId, StepTrace, StorageId};
 
 use crate::{Region, births};
@@ -32,8 +30,8 @@ pub fn unread(trace: &StepTrace, region: &Region, saved: &[OpId]) -> Vec<bool> {
         region,
         saved: vec![false; region.ops.len()],
         live: vec![false; region.ops.len()],
-        real: HashSet::new(),
-        changers: HashMap::new(),
+        real: vec![false; region.ops.len()],
+        changers: vec![Vec::new(); region.ops.len()],
         queue: Vec::new(),
     };
     for op in saved.iter().filter(|op| region.contains(**op)) {
@@ -72,7 +70,7 @@ pub fn read_whatever_runs(trace: &StepTrace, id: OpId) -> impl Iterator<Item = S
 pub fn may_rest(trace: &StepTrace, region: &Region, id: OpId) -> bool {
     let op = trace.op(id);
     let is_own = |storage: &StorageId| is_born_in(trace, region, *storage);
-    let is_torch = trace.op_name(op).split('.').count() <= PARTS;
+    let is_torch = trace.op_name(op).bytes().filter(|byte| *byte == b'.').count() < PARTS;
     is_torch
         && !op.flags.random
         && !op.flags.host
@@ -88,10 +86,10 @@ struct Live<'a> {
     region: &'a Region,
     saved: Vec<bool>,
     live: Vec<bool>,
-    /// Storages of the region that are read.
-    real: HashSet<StorageId>,
-    /// Who changes a storage in place.
-    changers: HashMap<StorageId, Vec<usize>>,
+    /// Whether what an operator makes is read.
+    real: Vec<bool>,
+    /// By operator, who changes what it makes in place.
+    changers: Vec<Vec<usize>>,
     /// Operators that run again, and whose inputs are yet to be looked at.
     queue: Vec<usize>,
 }
@@ -103,15 +101,17 @@ impl Live<'_> {
 
     fn begin(&mut self) {
         let trace = self.trace;
-        let (mut viewed, mut behind_views) = (HashSet::new(), Vec::new());
+        let (mut viewed, mut behind_views) = (vec![false; self.live.len()], Vec::new());
         for at in 0..self.live.len() {
             let op = trace.op(self.id(at));
             if op.flags.view {
-                viewed.extend(trace.inputs(op).iter().map(|tensor| tensor.storage));
+                let makers = trace.inputs(op).iter().filter_map(|tensor| self.maker(tensor.storage));
+                makers.for_each(|maker| viewed[maker] = true);
             }
             for &storage in trace.mutates(op) {
-                self.changers.entry(storage).or_default().push(at);
-                if viewed.contains(&storage) {
+                let Some(maker) = self.maker(storage) else { continue };
+                self.changers[maker].push(at);
+                if viewed[maker] {
                     behind_views.push(storage);
                 }
             }
@@ -130,6 +130,12 @@ impl Live<'_> {
         }
     }
 
+    /// The operator of the region that makes a storage.
+    fn maker(&self, storage: StorageId) -> Option<usize> {
+        let birth = self.trace.storages()[storage].birth.filter(|birth| self.region.contains(*birth))?;
+        Some(birth.index() - self.region.ops.start)
+    }
+
     fn run(&mut self, at: usize) {
         let is_view = self.trace.op(self.id(at)).flags.view;
         if !self.saved[at] && !is_view && !std::mem::replace(&mut self.live[at], true) {
@@ -138,14 +144,12 @@ impl Live<'_> {
     }
 
     fn read(&mut self, storage: StorageId) {
-        let trace = self.trace;
-        if !is_born_in(trace, self.region, storage) || !self.real.insert(storage) {
+        let Some(maker) = self.maker(storage) else { return };
+        if std::mem::replace(&mut self.real[maker], true) {
             return;
         }
-        if let Some(birth) = trace.storages()[storage].birth {
-            self.run(birth.index() - self.region.ops.start);
-        }
-        for at in self.changers.remove(&storage).unwrap_or_default() {
+        self.run(maker);
+        for at in std::mem::take(&mut self.changers[maker]) {
             self.run(at);
         }
     }
@@ -159,10 +163,7 @@ impl Live<'_> {
             return !self.live[at];
         }
         // A view goes with what it is a view of.
-        let is_gone = |storage: StorageId| {
-            let birth = trace.storages()[storage].birth.filter(|birth| self.region.contains(*birth));
-            birth.map(|birth| birth.index() - self.region.ops.start).is_some_and(|at| !self.saved[at] && !self.live[at])
-        };
+        let is_gone = |storage: StorageId| self.maker(storage).is_some_and(|at| !self.saved[at] && !self.live[at]);
         trace.inputs(trace.op(id)).iter().any(|tensor| is_gone(tensor.storage))
     }
 }

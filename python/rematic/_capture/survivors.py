@@ -38,7 +38,7 @@ def inherit(recorder: Recorder, earlier: Recorder) -> None:
         storage = ref()
         if storage is None or type(ref) is FreshRef or ref.address in recorder.watched:
             continue
-        _, category, birth = earlier.storages[ref.row]
+        _, category, birth, *_ = earlier.storages[ref.row]
         if birth is None:
             continue
         if ref.row not in rows:
