@@ -190,8 +190,8 @@ fn what_makes_less_may_be_kept_by_itself() {
 fn what_nothing_reads_never_runs_again() {
     let mut step = Step::new();
     let lost = step.make(&[step.input], SIZE);
-    step.on_same(lost, VIEW, &[]);
     step.on_same(lost, Flags::default(), &[lost.storage]);
+    step.on_same(lost, VIEW, &[]);
     step.make(&[lost], SIZE);
     step.keep(step.input);
     let last = step.make(&[step.input], SIZE);
@@ -244,6 +244,35 @@ fn what_is_given_other_memory_runs_again() {
     step.keep(other);
     let trace = step.end();
     assert!(!unread_of(&trace, &[2]).contains(&0));
+}
+
+/// Autograd would make the view once more if it had no memory.
+#[test]
+fn what_is_changed_behind_a_view_runs_again() {
+    let mut step = Step::new();
+    let viewed = step.make(&[step.input], SIZE);
+    step.on_same(viewed, VIEW, &[]);
+    step.on_same(viewed, Flags::default(), &[viewed.storage]);
+    step.make(&[viewed], SIZE);
+    let last = step.make(&[step.input], SIZE);
+    step.keep(last);
+    assert_eq!(unread_of(&step.end(), &[]), [3]);
+}
+
+/// Recomputation ends when all is there that autograd saved, on the host too.
+#[test]
+fn what_autograd_saves_of_the_host_is_reached() {
+    let mut step = Step::new();
+    let first = step.make(&[step.input], SIZE);
+    step.keep(step.input);
+    let second = step.make(&[first], SIZE);
+    let third = step.make(&[second], SIZE);
+    step.run("op.default", Flags { holds: true, ..Flags::default() }, &[third], SIZE, &[], false);
+    step.make(&[third], SIZE);
+    let trace = step.end();
+    let region = &Regions::new(&trace).all().items()[0].clone();
+    assert_eq!((region.stop, region.stop_runs, region.savers), (OpId::new(4), false, 1));
+    assert_eq!(unread_of(&trace, &[]), [0, 1, 2, 3]);
 }
 
 /// Random numbers are drawn again whoever reads them; then they are what they were.
