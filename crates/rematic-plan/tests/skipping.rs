@@ -225,7 +225,6 @@ fn what_more_than_operators_reads_runs_again() {
     let trace = step.end();
     assert_eq!(unread_of(&trace, &[]), [2]);
     assert_eq!(unread_of(&trace, &[1]), [0, 2]);
-    assert!(candidate(&trace).items.iter().all(|item| item.skipped.is_empty()));
 }
 
 /// A tensor that is given other memory stands for that: the operator that does so is handed back, and the tensor must be there.
