@@ -230,16 +230,15 @@ impl Problem {
     /// The budgets are shared out among the processor's cores; `progress` is told after each one.
     #[must_use]
     pub fn curve(&self, points: usize, progress: impl Fn() + Sync) -> Vec<(Bytes, Solution)> {
-        let least = self.least();
-        progress();
-        let (high, low) = (self.baseline().peak.0, least.replayed.peak.0);
+        let lowest = self.lowest();
+        let (high, low) = (self.baseline().peak.0, lowest.replayed.peak.0);
         let steps = points.max(2) as u64 - 1;
         let budget = |index: u64| {
             Bytes(low + u64::try_from(u128::from(high - low) * u128::from(index) / u128::from(steps)).unwrap_or(0))
         };
         let indices: Vec<u64> = (1..=steps).collect();
         let walked = indices.par_chunks(WALK).map(|walk| {
-            let mut smaller = walk.first().filter(|index| **index == 1).map(|_| least.clone());
+            let mut smaller = walk.first().filter(|index| **index == 1).map(|_| lowest.clone());
             let outcome = |&index: &u64| {
                 let outcome = self.exact_from(budget(index), POINT, smaller.as_ref());
                 smaller = (outcome.verdict == Verdict::Planned).then(|| outcome.solution.clone());
@@ -248,7 +247,13 @@ impl Problem {
             };
             walk.iter().map(outcome).collect::<Vec<_>>()
         });
-        let outcomes: Vec<(u64, Outcome)> = walked.flatten_iter().collect();
+        let least = || {
+            let least = self.least();
+            progress();
+            least
+        };
+        let (least, outcomes): (Solution, Vec<(u64, Outcome)>) =
+            rayon::join(least, || walked.flatten_iter().collect());
         let mut curve = vec![(least.replayed.peak, least)];
         for (index, outcome) in outcomes {
             let before = &curve[curve.len() - 1].1;

@@ -105,7 +105,7 @@ impl Problem {
     }
 
     /// A plan with the lowest peak, whatever it takes.
-    fn lowest(&self) -> Solution {
+    pub(crate) fn lowest(&self) -> Solution {
         match self.lowest_tiling() {
             Some(tiling) => tiling.translated(tiling.problem.lowest_alone()),
             None => self.lowest_alone(),

@@ -20,6 +20,8 @@ const SORTED: usize = 4;
 /// How often a good solution is tried to better, and by at least which share.
 const REFINEMENTS: usize = 2;
 const REFINED_SHARE: f64 = 1e-3;
+/// How far above the bound solutions with few pairs and policies are looked for first, as shares of it.
+const NEAR_BOUND: [f64; 2] = [5e-3, 5e-2];
 /// How far above the bound the first guess lies, as a share of the bound, and how quickly the distance grows.
 const FIRST_GAP: f64 = 1e-3;
 const GAP_GROWTH: f64 = 4.0;
@@ -85,9 +87,18 @@ impl Case<'_> {
         }
     }
 
-    /// With few pairs and policies at each node: each run looks only below the last one's solution, where the few lie
-    /// closer together.
+    /// With few pairs and policies at each node: first near the bound, where there are not many, and if nothing is there anywhere; each
+    /// run then looks only below the last one's solution, where the few lie closer together.
     fn good_solution(&self, rates: &Rates, mut limit: f64, care: Care) -> Option<(f64, Vec<Pick>)> {
+        for gap in NEAR_BOUND {
+            let guess = rates.bound(0, 0) * (1.0 + gap);
+            if guess < limit
+                && let Run::Found { mut picks, .. } = self.programme(rates, guess, true)
+            {
+                self.polish(&mut picks);
+                return Some((picks.iter().map(|pick| pick.policy.time.0).sum(), picks));
+            }
+        }
         let mut best = None;
         for _ in 0..if care == Care::Quick { 1 } else { REFINEMENTS } {
             let Run::Found { mut picks, .. } = self.programme(rates, limit, true) else { break };
@@ -212,6 +223,7 @@ impl<'a> Programme<'a> {
         // A policy that frees nothing is good for nothing where the node and all in it can be passed over.
         let passing = here.partition_point(|pair| pair.freed >= case.to_skip_all[index]);
         let next = &mut self.pairs[node.next];
+        next.reserve(points.len() * here.len());
         for &(position, point) in &*points {
             let required = case.required(index, point.kept.0);
             let allowed = here.partition_point(|pair| pair.freed >= required);
@@ -310,35 +322,38 @@ impl<'a> Programme<'a> {
 }
 
 /// Keeps `most` of many: the range of bytes is cut into equal parts, and of each part the one with the least reduced time
-/// stays. The one with the most bytes always does.
-fn thin_out<T>(many: &mut Vec<T>, most: usize, place: impl Fn(&T) -> (i64, f64)) {
+/// stays. The one with the most bytes always does. They end up in order, the most bytes first; fewer stay as they are.
+fn thin_out<T: Copy>(many: &mut Vec<T>, most: usize, place: impl Fn(&T) -> (i64, f64)) {
     if many.len() <= most {
         return;
     }
-    let places: Vec<(i64, f64)> = many.iter().map(place).collect();
-    let (low, high) = places.iter().fold((i64::MAX, i64::MIN), |(low, high), (at, _)| (low.min(*at), high.max(*at)));
-    let part = |bytes: i64| {
-        let share = (bytes - low) as f64 / (high - low).max(1) as f64;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a small number")]
-        let part = (share * (most - 1) as f64) as usize;
-        part
-    };
-    let mut best: Vec<Option<usize>> = vec![None; most];
-    for (index, &(bytes, reduced)) in places.iter().enumerate() {
-        let slot = &mut best[part(bytes)];
-        if slot.is_none_or(|other| reduced < places[other].1) || bytes == high {
-            *slot = Some(index);
+    let bytes = many.iter().map(|one| place(one).0);
+    let (low, high) = bytes.fold((i64::MAX, i64::MIN), |(low, high), at| (low.min(at), high.max(at)));
+    let per_byte = (most - 1) as f64 / (high - low).max(1) as f64;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a small number")]
+    let part = |bytes: i64| ((bytes - low) as f64 * per_byte) as usize;
+    let mut best: Vec<(f64, u32)> = vec![(f64::INFINITY, NOBODY); most];
+    for (one, index) in many.iter().zip(0..) {
+        let (bytes, reduced) = place(one);
+        let slot = &mut best[part(bytes).min(most - 1)];
+        if reduced < slot.0 || bytes == high || slot.1 == NOBODY {
+            // Nothing takes the place of the one with the most bytes but another.
+            *slot = (if bytes == high { f64::NEG_INFINITY } else { reduced }, index);
         }
     }
-    let mut kept = vec![false; many.len()];
-    best.into_iter().flatten().for_each(|index| kept[index] = true);
-    let mut kept = kept.into_iter();
-    many.retain(|_| kept.next().unwrap_or(false));
+    let kept = best.iter().rev().filter(|(_, index)| *index != NOBODY).map(|(_, index)| many[*index as usize]);
+    *many = kept.collect();
 }
+
+/// None of those that are thinned out.
+const NOBODY: u32 = u32::MAX;
 
 /// Sorts by bytes freed, the most first, and keeps those that take less time than all before.
 fn keep_undominated(pairs: &mut Vec<Pair>) {
-    pairs.sort_by(|a, b| b.freed.cmp(&a.freed).then(a.time.total_cmp(&b.time)));
+    let in_order = |a: &Pair, b: &Pair| b.freed.cmp(&a.freed).then(a.time.total_cmp(&b.time));
+    if !pairs.is_sorted_by(|a, b| in_order(a, b).is_le()) {
+        pairs.sort_by(in_order);
+    }
     let mut least = f64::INFINITY;
     pairs.retain(|pair| {
         let better = pair.time < least;

@@ -127,50 +127,8 @@ impl Frontier {
     /// items has few such policies.
     #[must_use]
     pub fn near(candidate: &Candidate, rate: f64, slack: f64) -> Option<Vec<(Point, Vec<usize>)>> {
-        Self::near_of(candidate, rate, slack, MOST_NEAR)
-    }
-
-    fn near_of(candidate: &Candidate, rate: f64, slack: f64, most: usize) -> Option<Vec<(Point, Vec<usize>)>> {
-        let is_saved = |item: &Item| item.time.0 > rate * item.bytes.0 as f64;
-        let difference = |item: &Item| (item.time.0 - rate * item.bytes.0 as f64).abs();
-        let (mut kept, mut time) = (0_i64, candidate.fixed_time.0);
-        for item in &candidate.items {
-            if is_saved(item) { kept += signed(item.bytes.0) } else { time += item.time.0 }
-        }
-        let least = time + rate * kept as f64;
-        let mut movable: Vec<usize> =
-            (0..candidate.items.len()).filter(|&index| difference(&candidate.items[index]) <= slack).collect();
-        movable.sort_by(|&a, &b| {
-            difference(&candidate.items[b]).total_cmp(&difference(&candidate.items[a])).then(a.cmp(&b))
-        });
-        // Moved item and the moves before it.
-        let mut moves: Vec<(u32, u32)> = Vec::new();
-        let mut list = vec![(kept, time, NO_CHOICE)];
-        for index in movable {
-            let item = &candidate.items[index];
-            let sign = if is_saved(item) { -1 } else { 1 };
-            let (bytes, more) = (sign * signed(item.bytes.0), -(sign as f64) * item.time.0);
-            let moved: Vec<Entry> = list
-                .iter()
-                .map(|&(kept, time, before)| (kept + bytes, time + more, before))
-                .filter(|&(kept, time, _)| time + rate * kept as f64 <= least + slack)
-                .collect();
-            list = undominated(list, moved, |before| push(&mut moves, (as_choice(index), before)));
-            if list.len() > most {
-                return None;
-            }
-        }
-        let policy = |(kept, time, mut choice): Entry| {
-            let mut saved: Vec<bool> = candidate.items.iter().map(is_saved).collect();
-            while choice != NO_CHOICE {
-                let (item, before) = moves[choice as usize];
-                saved[item as usize] = !saved[item as usize];
-                choice = before;
-            }
-            let saved = (0..saved.len()).filter(|&item| saved[item]).collect();
-            (point(candidate, kept, time, NO_CHOICE), saved)
-        };
-        Some(list.into_iter().rev().map(policy).collect())
+        let near = Near::new(candidate, rate, slack, MOST_NEAR)?;
+        Some(near.list.iter().rev().map(|entry| near.policy(entry)).collect())
     }
 
     /// The items in the order in which it pays to drop them: the least time per byte first.
@@ -197,16 +155,16 @@ impl Frontier {
         });
         let Some(&critical) = critical else { return Some((0..candidate.items.len()).collect()) };
         let rate = candidate.items[critical].time.0 / candidate.items[critical].bytes.0 as f64;
-        let reduced = |point: &Point| point.time.0 + rate * point.kept.0 as f64;
+        let reduced = |kept: u64, time: f64| time + rate * kept as f64;
         let mut slack = candidate.items[critical].time.0 / 64.0;
         loop {
-            let policies = Self::near_of(candidate, rate, slack, MOST_WITHIN)?;
-            let least = policies.iter().map(|(point, _)| reduced(point)).fold(f64::INFINITY, f64::min);
-            // Time falls with what is kept: the first that is within the room takes least.
-            let best = policies.into_iter().find(|(point, _)| point.kept <= room);
-            match best {
+            let near = Near::new(candidate, rate, slack, MOST_WITHIN)?;
+            let of = |entry: &Entry| (u64::try_from(entry.0).unwrap_or(0), entry.1.max(0.0));
+            let least = near.list.iter().map(of).map(|(kept, time)| reduced(kept, time)).fold(f64::INFINITY, f64::min);
+            // Time falls with what is kept: the last that is within the room takes least.
+            match near.list.iter().rfind(|entry| of(entry).0 <= room.0) {
                 // A better one would be nearer, and so among them.
-                Some((point, saved)) if point.time.0 + rate * room.0 as f64 <= least + slack => return Some(saved),
+                Some(best) if reduced(room.0, of(best).1) <= least + slack => return Some(near.policy(best).1),
                 _ => slack *= 2.0,
             }
         }
@@ -253,6 +211,68 @@ impl Frontier {
         let behind = self.hull.partition_point(|vertex| vertex.rate <= rate);
         let vertex = &self.hull[behind - 1];
         (vertex.freed, vertex.time)
+    }
+}
+
+/// The undominated policies near a rate: see [`Frontier::near`].
+struct Near<'a> {
+    candidate: &'a Candidate,
+    rate: f64,
+    list: Vec<Entry>,
+    /// Moved item and the moves before it.
+    moves: Vec<(u32, u32)>,
+}
+
+impl<'a> Near<'a> {
+    /// `None` if there are more than so many.
+    fn new(candidate: &'a Candidate, rate: f64, slack: f64, most: usize) -> Option<Self> {
+        let mut near = Near { candidate, rate, list: Vec::new(), moves: Vec::new() };
+        let difference = |item: &Item| (item.time.0 - rate * item.bytes.0 as f64).abs();
+        let (mut kept, mut time) = (0_i64, candidate.fixed_time.0);
+        for item in &candidate.items {
+            if near.is_saved(item) { kept += signed(item.bytes.0) } else { time += item.time.0 }
+        }
+        let least = time + rate * kept as f64;
+        let mut movable: Vec<usize> =
+            (0..candidate.items.len()).filter(|&index| difference(&candidate.items[index]) <= slack).collect();
+        movable.sort_by(|&a, &b| {
+            difference(&candidate.items[b]).total_cmp(&difference(&candidate.items[a])).then(a.cmp(&b))
+        });
+        near.list.push((kept, time, NO_CHOICE));
+        for index in movable {
+            let item = &candidate.items[index];
+            let sign = if near.is_saved(item) { -1 } else { 1 };
+            let (bytes, more) = (sign * signed(item.bytes.0), -(sign as f64) * item.time.0);
+            let list = std::mem::take(&mut near.list);
+            let moved: Vec<Entry> = list
+                .iter()
+                .map(|&(kept, time, before)| (kept + bytes, time + more, before))
+                .filter(|&(kept, time, _)| time + rate * kept as f64 <= least + slack)
+                .collect();
+            near.list = undominated(list, moved, |before| push(&mut near.moves, (as_choice(index), before)));
+            if near.list.len() > most {
+                return None;
+            }
+        }
+        Some(near)
+    }
+
+    /// Whether it is cheaper to save an item.
+    fn is_saved(&self, item: &Item) -> bool {
+        item.time.0 > self.rate * item.bytes.0 as f64
+    }
+
+    /// One of them with the items that it saves.
+    fn policy(&self, &(kept, time, mut choice): &Entry) -> (Point, Vec<usize>) {
+        let items = &self.candidate.items;
+        let mut saved: Vec<bool> = items.iter().map(|item| self.is_saved(item)).collect();
+        while choice != NO_CHOICE {
+            let (item, before) = self.moves[choice as usize];
+            saved[item as usize] = !saved[item as usize];
+            choice = before;
+        }
+        let saved = (0..saved.len()).filter(|&item| saved[item]).collect();
+        (point(self.candidate, kept, time, NO_CHOICE), saved)
     }
 }
 

@@ -19,9 +19,11 @@ pub(crate) enum Part {
     Must,
 }
 
-/// How many prices are found one by one, and how often each is halved between what is too little and what is too much.
+/// How many prices are found one by one, and how often lines on both sides of the best price meet at most.
 const ALONE: usize = 4;
-const HALVINGS: usize = 16;
+const MEETINGS: usize = 16;
+/// Costs closer than this share are equal.
+const TIE: f64 = 1e-9;
 /// How often all prices are changed.
 const ROUNDS: usize = 160;
 /// After so many rounds without a better bound, steps are halved; when they are this small, prices are as good as they get.
@@ -190,6 +192,24 @@ impl Cheapest {
     }
 }
 
+/// What a plan costs by the price of one span: at one price, and per price.
+struct Line {
+    price: f64,
+    value: f64,
+    slope: f64,
+}
+
+impl Line {
+    fn at(&self, price: f64) -> f64 {
+        self.value + self.slope * (price - self.price)
+    }
+
+    /// The price at which both cost the same.
+    fn meets(&self, other: &Line) -> f64 {
+        self.price + (other.at(self.price) - self.value) / (self.slope - other.slope)
+    }
+}
+
 /// A way to better and better prices.
 struct Climb<'a> {
     bound: &'a Bound,
@@ -215,28 +235,46 @@ impl Climb<'_> {
     }
 
     /// Finds the price of one span at which the cheapest plan is within the budget there.
+    ///
+    /// What that plan costs is concave in the price, and made of straight pieces: those on both sides of the highest point meet in a
+    /// price that is nearer to it, or is it.
     fn alone(&mut self, span: usize, known: f64) {
-        let mut low = self.prices[span];
-        let mut high = low + known / self.cheapest.over[span];
-        loop {
-            self.prices[span] = high;
-            if self.value() >= known {
+        let mut low = self.line(span, self.prices[span]);
+        let mut price = low.price + known / low.slope;
+        let mut high = loop {
+            let line = self.line(span, price);
+            if line.value >= known {
                 return;
             }
-            if self.cheapest.over[span] <= 0.0 {
+            if line.slope <= 0.0 {
+                break line;
+            }
+            (low, price) = (line, price * 4.0);
+        };
+        for _ in 0..MEETINGS {
+            let price = low.meets(&high);
+            if !(low.price < price && price < high.price) {
                 break;
             }
-            (low, high) = (high, high * 4.0);
-        }
-        for _ in 0..HALVINGS {
-            let middle = low + (high - low) / 2.0;
-            self.prices[span] = middle;
-            if self.value() >= known {
+            let line = self.line(span, price);
+            if line.value >= known {
                 return;
             }
-            if self.cheapest.over[span] > 0.0 { low = middle } else { high = middle }
+            // Where they meet on the line itself, no price is better.
+            let is_highest = line.value >= low.at(price) * (1.0 - TIE);
+            if line.slope > 0.0 { low = line } else { high = line }
+            if is_highest {
+                break;
+            }
         }
         self.prices.copy_from_slice(&self.best.of);
+    }
+
+    /// What the cheapest plan costs if one span has a price, and how that changes with it.
+    fn line(&mut self, span: usize, price: f64) -> Line {
+        self.prices[span] = price;
+        let value = self.value();
+        Line { price, value, slope: self.cheapest.over[span] }
     }
 
     fn note(&mut self) {

@@ -5,6 +5,10 @@ use super::{MOST_WATCHED, Proof, TIE};
 /// How near labels are that become one at first, as a share of what is open.
 const NEARLY: f64 = 1e-4;
 
+/// So few labels are put in order at once.
+const FEW: usize = 64;
+const LABELS_PER_PART: usize = 4;
+
 /// By watched moment.
 pub(super) type Heights = [f64; MOST_WATCHED];
 
@@ -37,9 +41,12 @@ impl Proof<'_> {
         if self.watched.len() > 1 {
             self.join(labels, most, target);
         }
-        let order = by_cost(labels);
         let watched = self.watched.len();
         self.work += labels.len();
+        if watched == 1 {
+            sieve(labels);
+        }
+        let order = by_cost(labels);
         let mut kept: Vec<Label> = Vec::with_capacity(labels.len());
         if watched == 1 {
             let mut lowest = f64::INFINITY;
@@ -93,6 +100,30 @@ impl Proof<'_> {
             near *= 2.0;
         }
     }
+}
+
+/// Leaves out most of those that others beat where one moment is watched, before the others are put in order: the range of heights is cut into
+/// equal parts, and what costs no less than something in a lower part goes.
+fn sieve(labels: &mut Vec<Label>) {
+    if labels.len() < FEW {
+        return;
+    }
+    let overs = labels.iter().map(|label| label.over[0]);
+    let (low, high) = overs.fold((f64::MAX, f64::MIN), |(low, high), over| (low.min(over), high.max(over)));
+    let parts = labels.len() / LABELS_PER_PART;
+    let scale = (parts - 1) as f64 / (high - low).max(f64::MIN_POSITIVE);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from nothing to the number of parts")]
+    let part = |label: &Label| (((label.over[0] - low) * scale) as usize).min(parts - 1);
+    let mut least = vec![f64::INFINITY; parts + 1];
+    for label in labels.iter() {
+        let least = &mut least[part(label) + 1];
+        *least = least.min(label.cost);
+    }
+    // What is least below a part.
+    for at in 1..parts {
+        least[at] = least[at].min(least[at - 1]);
+    }
+    labels.retain(|label| label.cost < least[part(label)]);
 }
 
 /// What labels are ordered by, and which one it is: they are large, and are not moved for that.
