@@ -6,8 +6,9 @@ use crate::device::{Device, Driver};
 use crate::error::{AllocatorError, OutOfMemory, Shortage};
 use crate::events::{Event, EventKind};
 use crate::expandable::Segment;
+use crate::free::{Free, Place};
 use crate::order::PoolSet;
-use crate::pool::{Free, Lane, Pool};
+use crate::pool::{Lane, Pool};
 use crate::private::{PoolId, PrivatePool};
 use crate::rounding::{EXABYTE, LARGEST_SMALL_BLOCK, SMALLEST_BLOCK, segment_size};
 use crate::settings::Settings;
@@ -44,7 +45,7 @@ pub(crate) struct Request {
 struct Found {
     block: BlockId,
     /// Where it stands among the free ones: the lane, and the place there. None for a new one.
-    place: Option<(usize, usize)>,
+    place: Option<(usize, Place)>,
 }
 
 /// PyTorch's CUDA caching allocator for one device.
@@ -197,24 +198,24 @@ impl Allocator {
         pool.searches += u64::from(collects);
         let lane = pool.lane(request.stream);
         let free = &pool.lanes[lane].free;
-        let mut at = pool.lanes[lane].fitting(request.size);
-        let is_expandable = |at: usize| free.get(at).is_some_and(|free| self.blocks[free.block].expandable.is_some());
+        let mut at = free.fitting(request.size);
+        let is_expandable = |at: Place| free.get(at).is_some_and(|free| self.blocks[free.block].expandable.is_some());
         if is_expandable(at) {
             if request.expandable {
                 // The block at the end of what is mapped counts as large as it could become, so that it is not cut into
                 // pieces while others fit.
-                let reach = |at: usize| -> u64 {
-                    let block = &self.blocks[free[at].block];
+                let reach = |at: Place| -> Option<u64> {
+                    let block = &self.blocks[free.get(at)?.block];
                     let next = self.blocks.get(block.next).filter(|next| !next.mapped);
-                    block.size + next.map_or(0, |next| next.size)
+                    Some(block.size + next.map_or(0, |next| next.size))
                 };
-                while is_expandable(at) && at + 1 < free.len() && reach(at + 1) < reach(at) {
-                    at += 1;
+                while is_expandable(at) && reach(free.next(at)).is_some_and(|next| Some(next) < reach(at)) {
+                    at = free.next(at);
                 }
             } else {
-                at += 1;
+                at = free.next(at);
                 while is_expandable(at) {
-                    at += 1;
+                    at = free.next(at);
                 }
             }
         }
@@ -300,7 +301,7 @@ impl Allocator {
             self.split(found, request)
         } else {
             if let Some((lane, at)) = found.place {
-                self.pools[request.pool as usize].lanes[lane].free.remove(at);
+                self.pools[request.pool as usize].lanes[lane].free.remove_at(at);
             }
             found.block
         };
@@ -330,8 +331,8 @@ impl Allocator {
         rest.free_since = pool.searches;
         let free = Free { size: rest.size, address: rest.address, block: found.block };
         match found.place {
-            Some((lane, at)) => pool.lanes[lane].shrink(at, free),
-            None => pool.lane_mut(request.stream).insert(free),
+            Some((lane, at)) => pool.lanes[lane].free.shrink(at, free),
+            None => pool.lane_mut(request.stream).free.insert(free),
         }
         id
     }
@@ -365,11 +366,11 @@ impl Allocator {
         let after = self.merge(id, self.blocks[id].next);
         let (lane, free) = self.as_free(id);
         match (before, after) {
-            (None, None) => lane.insert(free),
-            (Some(one), None) | (None, Some(one)) => lane.grow(one, free),
+            (None, None) => lane.free.insert(free),
+            (Some(one), None) | (None, Some(one)) => lane.free.grow(one, free),
             (Some((size, address)), Some(other)) => {
-                lane.remove(size, address);
-                lane.grow(other, free);
+                lane.free.remove(size, address);
+                lane.free.grow(other, free);
             }
         }
     }

@@ -34,7 +34,7 @@ impl Allocator {
             candidate = next;
         }
         let (size, address) = (self.blocks[candidate].size, self.blocks[candidate].address);
-        self.pools[request.pool as usize].lane_mut(request.stream).remove(size, address);
+        self.pools[request.pool as usize].lane_mut(request.stream).free.remove(size, address);
         Ok(Some(candidate))
     }
 
@@ -115,19 +115,19 @@ impl Allocator {
         }
         let unmapped = end - first;
         self.driver.give_back(unmapped);
-        self.pools[pool as usize].lane_mut(stream).remove(size, address);
+        self.pools[pool as usize].lane_mut(stream).free.remove(size, address);
         if first > address {
             let before = self.free_piece(address, first - address, id);
             self.blocks.splice(before, prev, id);
             let (lane, free) = self.as_free(before);
-            lane.insert(free);
+            lane.free.insert(free);
         }
         if address + size > end {
             let after = self.free_piece(end, address + size - end, id);
             let next = self.blocks[id].next;
             self.blocks.splice(after, id, next);
             let (lane, free) = self.as_free(after);
-            lane.insert(free);
+            lane.free.insert(free);
         }
         let block = &mut self.blocks[id];
         (block.address, block.size, block.mapped) = (first, unmapped, false);

@@ -38,6 +38,7 @@ mod device;
 mod error;
 mod events;
 mod expandable;
+mod free;
 mod map;
 mod order;
 mod pool;

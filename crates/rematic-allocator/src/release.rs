@@ -82,7 +82,7 @@ impl Allocator {
         self.uncount_driver_call(pool)?;
         self.counters.segments.decrease(1);
         self.counters.reserved.decrease(size);
-        self.pools[pool as usize].lane_mut(stream).remove(size, address);
+        self.pools[pool as usize].lane_mut(stream).free.remove(size, address);
         self.blocks.remove(id);
         Ok(())
     }
@@ -95,9 +95,9 @@ impl Allocator {
         let pool = &mut self.pools[request.pool as usize];
         let lane = pool.lane(request.stream);
         let free = &pool.lanes[lane].free;
-        let at = pool.lanes[lane].fitting(wanted);
-        let candidates: Vec<BlockId> = free[..at].iter().rev().map(|free| free.block).collect();
-        if let Some(&fitting) = free.get(at)
+        let smaller = free.iter().rev().skip_while(|free| free.size >= wanted);
+        let candidates: Vec<BlockId> = smaller.map(|free| free.block).collect();
+        if let Some(&fitting) = free.get(free.fitting(wanted))
             && self.blocks[fitting.block].expandable.is_none()
         {
             self.release_block(fitting.block)?;

@@ -252,8 +252,7 @@ impl Problem {
             progress();
             least
         };
-        let (least, outcomes): (Solution, Vec<(u64, Outcome)>) =
-            rayon::join(least, || walked.flatten_iter().collect());
+        let (least, outcomes): (Solution, Vec<(u64, Outcome)>) = rayon::join(least, || walked.flatten_iter().collect());
         let mut curve = vec![(least.replayed.peak, least)];
         for (index, outcome) in outcomes {
             let before = &curve[curve.len() - 1].1;
@@ -323,11 +322,6 @@ impl Problem {
             return Solution { checkpoints, replayed, lower_bound };
         }
         let mut best = self.least_fitted();
-        if let Some(solution) = self.fit(best.replayed.peak, WHOLE).best
-            && solution.replayed.recompute < best.replayed.recompute
-        {
-            best = solution;
-        }
         // What only the replay knows.
         let found = Search::new(self, Goal::Peak).run(std::slice::from_ref(&best.checkpoints), WHOLE.changes);
         if let Some(checkpoints) = found {
@@ -345,6 +339,11 @@ impl Problem {
             return best;
         }
         let peak = best.replayed.peak;
+        if let Some(solution) = self.fit(peak, WHOLE).best
+            && solution.replayed.recompute < best.replayed.recompute
+        {
+            best = solution;
+        }
         let found = Search::new(self, Goal::Time(peak)).run(std::slice::from_ref(&best.checkpoints), WHOLE.changes);
         if let Some(checkpoints) = found {
             let replayed = self.replay(&checkpoints);

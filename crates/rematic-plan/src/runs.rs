@@ -15,6 +15,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
+use rayon::prelude::*;
 use rematic_replay::{Chain, Checkpoint, RegionId, Regions, long_chains, tiles};
 use rematic_trace::{Bytes, Millis, Phase, Table, Verdict};
 
@@ -31,6 +32,8 @@ const WORTH: f64 = 3e-3;
 const RISES: usize = 2;
 /// Peaks that differ by a smaller part than one in so many are one: the search for the lowest one ends there.
 const SAME_PEAK: u64 = 5000;
+/// So many are planned at once: as many on every machine, so that the answer is the same.
+const AT_ONCE: usize = 2;
 /// So few tilings are all looked at.
 const FEW_TILINGS: usize = 6;
 /// The part of a proof that a tiling is worth that is not planned.
@@ -120,15 +123,21 @@ impl Problem {
         let mut ways: Vec<(Bytes, Option<&Tiling>)> = vec![(self.lowest_relaxed(), None)];
         ways.extend(self.likely_tilings().into_iter().map(|tiling| (tiling.lowest(), Some(tiling))));
         ways.sort_by_key(|(lowest, _)| *lowest);
+        let near = |lowest| if self.slots().len() <= FEW_TILINGS { lowest } else { nearly(lowest) };
         let (mut peak, mut best) = (Bytes(u64::MAX), None);
-        for (lowest, way) in ways {
-            let near = if self.slots().len() <= FEW_TILINGS { lowest } else { nearly(lowest) };
-            if near >= peak {
+        for some in ways.chunks(AT_ONCE) {
+            let some: Vec<_> = some.iter().filter(|(lowest, _)| near(*lowest) < peak).collect();
+            if some.is_empty() {
                 break;
             }
-            let found = way.map_or(self, |tiling| &tiling.problem).lowest_alone().replayed.peak;
-            if found < peak {
-                (peak, best) = (found, way);
+            let found = some.par_iter().map(|(_, way)| {
+                let peak = way.map_or(self, |tiling| &tiling.problem).lowest_alone().replayed.peak;
+                (peak, *way)
+            });
+            for (found, way) in found.collect::<Vec<_>>() {
+                if found < peak {
+                    (peak, best) = (found, way);
+                }
             }
         }
         best

@@ -262,7 +262,11 @@ impl Climb<'_> {
             }
             // Where they meet on the line itself, no price is better.
             let is_highest = line.value >= low.at(price) * (1.0 - TIE);
-            if line.slope > 0.0 { low = line } else { high = line }
+            if line.slope > 0.0 {
+                low = line
+            } else {
+                high = line
+            }
             if is_highest {
                 break;
             }
