@@ -1,20 +1,23 @@
 //! Which operators of a checkpointed region make something that is read when it runs again.
 
-use std::collections::{HashMap, HashSet};
-
 use rematic_trace::{OpId, StepTrace, StorageId};
 
-use crate::Region;
+use crate::{Region, births};
 
 /// For each operator of a region, whether it need not run again: it is not among those that are saved, and nothing reads what it
 /// makes. In time linear in the region.
 ///
-/// Read is what backward needs of the region, and what an operator is given that runs again. A storage is read as a whole: who
-/// changes it in place runs again with whoever makes it. Some operators always run again, whoever reads what they make:
+/// Read is what backward needs of the region, what an operator is given that runs again, and what more than operators reads
+/// ([`Storage::seen`](rematic_trace::Storage::seen)). A storage is read as a whole: who changes it in place runs again with whoever
+/// makes it. Some operators always run again, whoever reads what they make:
 ///
 /// - those that draw random numbers: others draw from the same generator behind them;
 /// - those that return no tensor, or change memory from outside the region;
 /// - those of other libraries: what else they do is not known.
+///
+/// What is changed in place after a view of it was made is read: autograd makes the view again where it has no memory, as one operator
+/// more. What an operator makes that runs again is read too. So what is in memory while the region runs again is what was there the first time,
+/// and nothing is ever half made.
 ///
 /// Where the region communicates with other ranks, all run again: on every rank the same.
 #[must_use]
@@ -27,8 +30,8 @@ pub fn unread(trace: &StepTrace, region: &Region, saved: &[OpId]) -> Vec<bool> {
         region,
         saved: vec![false; region.ops.len()],
         live: vec![false; region.ops.len()],
-        real: HashSet::new(),
-        changers: HashMap::new(),
+        real: vec![false; region.ops.len()],
+        changers: vec![Vec::new(); region.ops.len()],
         queue: Vec::new(),
     };
     for op in saved.iter().filter(|op| region.contains(**op)) {
@@ -36,9 +39,10 @@ pub fn unread(trace: &StepTrace, region: &Region, saved: &[OpId]) -> Vec<bool> {
     }
     live.begin();
     while let Some(at) = live.queue.pop() {
-        for tensor in trace.inputs(trace.op(live.id(at))) {
-            live.read(tensor.storage);
-        }
+        let id = live.id(at);
+        // What is in memory is never half made: who changes it in place runs too.
+        births(trace, id).for_each(|storage| live.read(storage));
+        trace.inputs(trace.op(id)).iter().for_each(|tensor| live.read(tensor.storage));
     }
     (0..region.ops.len()).map(|at| live.is_unread(at)).collect()
 }
@@ -49,12 +53,24 @@ pub fn communicates(trace: &StepTrace, region: &Region) -> bool {
     trace.ops().items()[region.ops.clone()].iter().any(|op| op.collective.is_some())
 }
 
+/// What is read of an operator and of what it makes, whether or not it runs again: what its backward needs, what more than operators
+/// reads, and a tensor that it gives other memory (`set_`), which stands for its result.
+pub fn read_whatever_runs(trace: &StepTrace, id: OpId) -> impl Iterator<Item = StorageId> {
+    let op = trace.op(id);
+    let given = trace.inputs(op);
+    let is_given = |storage: &StorageId| given.iter().any(|tensor| tensor.storage == *storage);
+    let replaces = !trace.mutates(op).iter().all(is_given);
+    let saved = trace.saves(op).iter().chain(if replaces { given } else { &[] });
+    let seen = births(trace, id).filter(|storage| trace.storages()[*storage].seen);
+    saved.map(|tensor| tensor.storage).chain(seen)
+}
+
 /// Whether an operator may stay out if nothing reads what it makes, in a region that does not communicate.
 #[must_use]
 pub fn may_rest(trace: &StepTrace, region: &Region, id: OpId) -> bool {
     let op = trace.op(id);
     let is_own = |storage: &StorageId| is_born_in(trace, region, *storage);
-    let is_torch = trace.op_name(op).split('.').count() <= PARTS;
+    let is_torch = trace.op_name(op).bytes().filter(|byte| *byte == b'.').count() < PARTS;
     is_torch
         && !op.flags.random
         && !op.flags.host
@@ -70,10 +86,10 @@ struct Live<'a> {
     region: &'a Region,
     saved: Vec<bool>,
     live: Vec<bool>,
-    /// Storages of the region that are read.
-    real: HashSet<StorageId>,
-    /// Who changes a storage in place.
-    changers: HashMap<StorageId, Vec<usize>>,
+    /// Whether what an operator makes is read.
+    real: Vec<bool>,
+    /// By operator, who changes what it makes in place.
+    changers: Vec<Vec<usize>>,
     /// Operators that run again, and whose inputs are yet to be looked at.
     queue: Vec<usize>,
 }
@@ -85,18 +101,26 @@ impl Live<'_> {
 
     fn begin(&mut self) {
         let trace = self.trace;
+        let (mut viewed, mut behind_views) = (vec![false; self.live.len()], Vec::new());
         for at in 0..self.live.len() {
             let op = trace.op(self.id(at));
+            if op.flags.view {
+                let makers = trace.inputs(op).iter().filter_map(|tensor| self.maker(tensor.storage));
+                makers.for_each(|maker| viewed[maker] = true);
+            }
             for &storage in trace.mutates(op) {
-                self.changers.entry(storage).or_default().push(at);
+                let Some(maker) = self.maker(storage) else { continue };
+                self.changers[maker].push(at);
+                if viewed[maker] {
+                    behind_views.push(storage);
+                }
             }
         }
+        behind_views.into_iter().for_each(|storage| self.read(storage));
         for at in 0..self.live.len() {
             let id = self.id(at);
             let op = trace.op(id);
-            for tensor in trace.saves(op) {
-                self.read(tensor.storage);
-            }
+            read_whatever_runs(trace, id).for_each(|storage| self.read(storage));
             if self.saved[at] {
                 // It is handed back in place of what it changed.
                 trace.mutates(op).iter().for_each(|storage| self.read(*storage));
@@ -104,6 +128,12 @@ impl Live<'_> {
                 self.run(at);
             }
         }
+    }
+
+    /// The operator of the region that makes a storage.
+    fn maker(&self, storage: StorageId) -> Option<usize> {
+        let birth = self.trace.storages()[storage].birth.filter(|birth| self.region.contains(*birth))?;
+        Some(birth.index() - self.region.ops.start)
     }
 
     fn run(&mut self, at: usize) {
@@ -114,14 +144,12 @@ impl Live<'_> {
     }
 
     fn read(&mut self, storage: StorageId) {
-        let trace = self.trace;
-        if !is_born_in(trace, self.region, storage) || !self.real.insert(storage) {
+        let Some(maker) = self.maker(storage) else { return };
+        if std::mem::replace(&mut self.real[maker], true) {
             return;
         }
-        if let Some(birth) = trace.storages()[storage].birth {
-            self.run(birth.index() - self.region.ops.start);
-        }
-        for at in self.changers.remove(&storage).unwrap_or_default() {
+        self.run(maker);
+        for at in std::mem::take(&mut self.changers[maker]) {
             self.run(at);
         }
     }
@@ -135,10 +163,7 @@ impl Live<'_> {
             return !self.live[at];
         }
         // A view goes with what it is a view of.
-        let is_gone = |storage: StorageId| {
-            let birth = trace.storages()[storage].birth.filter(|birth| self.region.contains(*birth));
-            birth.map(|birth| birth.index() - self.region.ops.start).is_some_and(|at| !self.saved[at] && !self.live[at])
-        };
+        let is_gone = |storage: StorageId| self.maker(storage).is_some_and(|at| !self.saved[at] && !self.live[at]);
         trace.inputs(trace.op(id)).iter().any(|tensor| is_gone(tensor.storage))
     }
 }

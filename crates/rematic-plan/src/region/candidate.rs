@@ -123,7 +123,7 @@ pub struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// The same with [`Limits::skips`](crate::Limits::skips).
+    /// The same with or without operators that need not run again ([`Limits::skips`](crate::Limits::skips)).
     #[must_use]
     pub fn skipping(self, skips: bool) -> Self {
         Candidates { skips, ..self }
@@ -144,7 +144,7 @@ impl<'a> Candidates<'a> {
         let is_exit = |event: &Event| matches!(event, Event::Exit(_));
         let exits = trace.events().iter().enumerate().filter(|(_, event)| is_exit(event)).map(|(at, _)| at).collect();
         let (lifetimes, writes, holds) = (Lifetimes::new(trace), Writes::new(trace), storages.filled(0));
-        Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds, skips: false }
+        Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds, skips: true }
     }
 
     /// The regions of the step.

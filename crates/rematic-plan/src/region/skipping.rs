@@ -5,7 +5,7 @@
 //! memory at any moment, if it makes no less, and more time; so it is never kept, and goes with the bundle: it runs again if the
 //! bundle does. So what a policy frees and takes stays a sum over its bundles.
 
-use rematic_replay::{Ledger, Region, births, communicates, may_rest, unread};
+use rematic_replay::{Ledger, Region, births, communicates, may_rest, read_whatever_runs, unread};
 use rematic_trace::{Bytes, OpId, StepTrace};
 
 use super::{Bundle, Fate};
@@ -69,8 +69,8 @@ impl Skipping {
             let birth = trace.storages()[storage].birth.filter(|birth| region.contains(*birth));
             birth.map(|birth| birth.index() - start)
         };
-        for op in &trace.ops().items()[region.ops.clone()] {
-            let kept = trace.saves(op).iter().map(|tensor| tensor.storage).chain(trace.mutates(op).iter().copied());
+        for id in region.ops.clone().map(OpId::new) {
+            let kept = read_whatever_runs(trace, id).chain(trace.mutates(trace.op(id)).iter().copied());
             kept.filter_map(birth).for_each(|at| readers[at] = Readers::Many);
         }
         let made = |op: usize| births(trace, OpId::new(start + op)).map(|storage| ledger.footprint(storage)).sum();
