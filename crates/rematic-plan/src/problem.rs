@@ -403,8 +403,8 @@ impl Problem {
             Pricing::Low => &self.nodes,
             Pricing::High => self.dear_nodes.get_or_init(|| {
                 let plain = &self.plain;
-                let candidates =
-                    Candidates::new(&self.trace, &self.regions, &plain.start, &self.costs).skipping(self.limits.may_skip());
+                let candidates = Candidates::new(&self.trace, &self.regions, &plain.start, &self.costs)
+                    .skipping(self.limits.may_skip());
                 let (totals, high) = (&plain.totals, Pricing::High);
                 let spans = spans(candidates, &self.frontiers, totals, &self.allowed, &self.limits, high);
                 Nodes::new(&self.trace, &self.regions, &plain.eager, spans).all

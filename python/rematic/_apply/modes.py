@@ -344,7 +344,10 @@ class Again(_Follower):
 
     def _made_again(self, at: int, func: Any, args: Any, kwargs: Any, *, is_sure: bool = True) -> Any:
         if at in self.skips:
-            return hollowed(self._kept.outlines[at], written_by(func, args, kwargs or {}), self.readers)
+            written = written_by(func, args, kwargs or {}) if self._policy.changes[at] else ()
+            # Whatever the plan says, what is there does not stay half made, and generators go on from where they were.
+            if not self._policy.draws[at] and all(isinstance(tensor, Hollow) for tensor in written):
+                return hollowed(self._kept.outlines[at], written, self.readers)
         if self._suspects and not self._policy.saves[at]:
             self._check_reads(at, func, args, kwargs)
         if self._plain[at]:
