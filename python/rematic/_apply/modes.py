@@ -2,8 +2,8 @@
 
 Both modes see every operator, check that it is the one that the plan has at this place, and act on its decision: in
 forward the outputs of saved operators are kept, when it is recomputed they are handed back, and their operators do not
-run, nor do those whose results nothing reads. PyTorch's own selective modes go by the count of each kind of operator, refuse to keep what is changed in place
-together with its maker, and do not look at operators when they recompute.
+run, nor do those whose results nothing reads. PyTorch's own selective modes go by the count of each kind of operator,
+refuse to keep what is changed in place together with its maker, and do not look at operators when they recompute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rematic._core import PlanError

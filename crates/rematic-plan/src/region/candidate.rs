@@ -123,10 +123,11 @@ pub struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// The same, where operators need not run again of which nothing reads the results only if so ([`Limits::skips`](crate::Limits::skips)).
+    /// The same with [`Limits::skips`](crate::Limits::skips).
     #[must_use]
     pub fn skipping(self, skips: bool) -> Self {
-        Candidates { readings: self.readings.filter(|_| skips), ..self }
+        let end = self.regions.all().iter().map(|region| region.ops.end).max().unwrap_or(0);
+        Candidates { readings: skips.then(|| Readings::new(self.trace, 0..end)), ..self }
     }
 
     /// `ledger` tells the size of storages, `costs` how long operators take.
@@ -144,9 +145,7 @@ impl<'a> Candidates<'a> {
         let is_exit = |event: &Event| matches!(event, Event::Exit(_));
         let exits = trace.events().iter().enumerate().filter(|(_, event)| is_exit(event)).map(|(at, _)| at).collect();
         let (lifetimes, writes, holds) = (Lifetimes::new(trace), Writes::new(trace), storages.filled(0));
-        let end = regions.all().iter().map(|region| region.ops.end).max().unwrap_or(0);
-        let readings = Some(Readings::new(trace, 0..end));
-        Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds, readings }
+        Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds, readings: None }
     }
 
     /// The regions of the step.
