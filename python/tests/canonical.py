@@ -78,7 +78,7 @@ def canonical(trace: dict[str, Any]) -> dict[str, Any]:
     events.append(sorted(gap, key=str))
     storages = sorted(
         (numbers[row], size, category, birth is None)
-        for row, (size, category, birth) in enumerate(trace["storages"])
+        for row, (size, category, birth, *_) in enumerate(trace["storages"])
         if row in numbers
     )
     return {"modules": modules, "ops": ops, "calls": calls, "events": events, "storages": storages}
@@ -98,11 +98,11 @@ def difference(left: dict[str, Any], right: dict[str, Any]) -> str | None:
 
 def timeline(trace: dict[str, Any], block: int = CUDA_BLOCK) -> list[tuple[str, str, int]]:
     """Name, phase and bytes in use right after every operator."""
-    sizes = [-(-size // block) * block for size, _, _ in trace["storages"]]
-    alive = [1 if birth is None else 0 for _, _, birth in trace["storages"]]
+    sizes = [-(-size // block) * block for size, *_ in trace["storages"]]
+    alive = [1 if birth is None else 0 for _, _, birth, *_ in trace["storages"]]
     total = sum(size for size, count in zip(sizes, alive, strict=True) if count)
     births: dict[int, list[int]] = {}
-    for row, (_, _, birth) in enumerate(trace["storages"]):
+    for row, (_, _, birth, *_) in enumerate(trace["storages"]):
         if birth is not None:
             births.setdefault(birth, []).append(row)
 

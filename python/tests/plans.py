@@ -126,6 +126,8 @@ def plan_of(document: dict[str, Any], regions: list[dict[str, Any]]) -> rematic.
     for region in sorted(regions, key=lambda region: region["ops"][0]):
         kept = {key: region[key] for key in ("module", "call", "policy")}
         plan["regions"].append({**kept, "discard": 1.0, "freed_bytes": 0, "recompute_ms": 0.0})
+        if any(op["decision"] == "skip" for op in region["policy"]):
+            plan["version"] = 6
     return rematic.Plan.from_json(json.dumps(plan))
 
 

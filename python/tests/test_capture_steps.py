@@ -97,7 +97,7 @@ def test_frozen_parameters_get_no_gradient_and_no_state(stats: Stats) -> None:
     for parameter in model.layers.parameters():
         parameter.requires_grad_(False)
     document = json.loads(capture(model, TOKENS))
-    states = [size for size, category, birth in document["storages"] if category == "optimizer" and birth is None]
+    states = [size for size, category, birth, *_ in document["storages"] if category == "optimizer" and birth is None]
     assert sum(states) == 2 * 4 * 2 * 16 * WIDTH
     assert whole > sum(states)
 
@@ -110,7 +110,7 @@ def test_parameters_that_are_never_used_get_no_state() -> None:
 
     def state(model: nn.Module) -> int:
         document = json.loads(capture(model, TOKENS))
-        return sum(size for size, category, birth in document["storages"] if category == "optimizer" and birth is None)
+        return sum(size for size, category, birth, *_ in document["storages"] if category == "optimizer" and birth is None)
 
     assert state(Wasteful()) == state(Stack())
 
@@ -183,7 +183,7 @@ def test_optimizers_run_the_kernels_of_cuda(make: Any, op: str, stats: Stats) ->
 def test_without_optimizer() -> None:
     document = json.loads(capture(Stack(), TOKENS, optimizer=False))
     assert not names(document, "optimizer")
-    assert not any(category == "optimizer" for _, category, _ in document["storages"])
+    assert not any(category == "optimizer" for _, category, *_ in document["storages"])
 
 
 @dataclass
@@ -231,7 +231,7 @@ def test_sequence_output_is_held_by_the_loop() -> None:
     document = json.loads(capture(Stack(), TOKENS))
     previous = [
         row
-        for row, (_, category, birth) in enumerate(document["storages"])
+        for row, (_, category, birth, *_) in enumerate(document["storages"])
         if category == "activation" and birth is None
     ]
     assert [document["storages"][row][0] for row in previous] == [8 * 32 * 16 * 4]
@@ -337,14 +337,14 @@ def test_gradients_that_outlive_the_step() -> None:
 
     model = Stack()
     early, late = (json.loads(capture_step(step, model)) for step in (first, last))
-    gradients = [size for size, category, birth in early["storages"] if category == "gradient" and birth is None]
+    gradients = [size for size, category, birth, *_ in early["storages"] if category == "gradient" and birth is None]
     assert sum(gradients) == sum(4 * parameter.numel() for parameter in model.parameters())
     assert early["events"][0] == {"drop": early["storages"].index([16 * WIDTH * 4, "gradient", None])}
     assert [total for _, _, total in timeline(early)] == [total for _, _, total in timeline(late)]
 
 
 def others(document: dict[str, Any]) -> list[int]:
-    return [size for size, category, birth in document["storages"] if category == "other" and birth is None]
+    return [size for size, category, birth, *_ in document["storages"] if category == "other" and birth is None]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

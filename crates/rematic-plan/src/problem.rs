@@ -35,8 +35,8 @@ pub struct Limits {
     pub host_memory: Option<Bytes>,
     /// Calls of modules beside each other may be checkpointed as one.
     pub runs: bool,
-    /// Operators of a region of which nothing reads the results need not run again. Off unless it is asked for: on the CPU, operators
-    /// that read by an index may read more than a step for CUDA says.
+    /// Operators of a region of which nothing reads the results need not run again. Off unless it is asked for. Regions that are
+    /// recomputed as a whole run them whatever it says.
     pub skips: bool,
     /// Ends planning early.
     pub cancel: Cancel,
@@ -54,6 +54,14 @@ impl Default for Limits {
             skips: false,
             cancel: Cancel::default(),
         }
+    }
+}
+
+impl Limits {
+    /// Whether regions may be recomputed without operators of which nothing reads the results.
+    #[must_use]
+    pub fn may_skip(&self) -> bool {
+        self.skips && !self.whole
     }
 }
 
@@ -181,7 +189,7 @@ impl Problem {
     ) -> Result<Self, PlanError> {
         let trace = &*shared;
         let allowed = allowed(trace, &regions, &limits)?;
-        let candidates = Candidates::new(trace, &regions, &plain.start, &costs).skipping(limits.skips);
+        let candidates = Candidates::new(trace, &regions, &plain.start, &costs).skipping(limits.may_skip());
         let spans = spans(candidates, &frontiers, &plain.totals, &allowed, &limits, Pricing::Low);
         let Nodes { all: nodes, ends, ceilings, limit_of_op } = Nodes::new(trace, &regions, &plain.eager, spans);
         let beginnings = beginnings(&regions, &nodes);
@@ -317,8 +325,8 @@ impl Problem {
             return None;
         }
         self.planned_run(id).or_else(|| {
-            let mut candidates =
-                Candidates::new(&self.trace, &self.regions, &self.plain.start, &self.costs).skipping(self.limits.skips);
+            let mut candidates = Candidates::new(&self.trace, &self.regions, &self.plain.start, &self.costs)
+                .skipping(self.limits.may_skip());
             candidates.candidate(region, Pricing::Low).map(Arc::new)
         })
     }
@@ -396,8 +404,8 @@ impl Problem {
             Pricing::Low => &self.nodes,
             Pricing::High => self.dear_nodes.get_or_init(|| {
                 let plain = &self.plain;
-                let candidates =
-                    Candidates::new(&self.trace, &self.regions, &plain.start, &self.costs).skipping(self.limits.skips);
+                let candidates = Candidates::new(&self.trace, &self.regions, &plain.start, &self.costs)
+                    .skipping(self.limits.may_skip());
                 let (totals, high) = (&plain.totals, Pricing::High);
                 let spans = spans(candidates, &self.frontiers, totals, &self.allowed, &self.limits, high);
                 Nodes::new(&self.trace, &self.regions, &plain.eager, spans).all

@@ -16,8 +16,8 @@ struct Step {
     last_saving: Option<OpId>,
 }
 
-const VIEW: Flags = Flags { view: true, random: false, host: false };
-const RANDOM: Flags = Flags { view: false, random: true, host: false };
+const VIEW: Flags = Flags { view: true, random: false, host: false, holds: false };
+const RANDOM: Flags = Flags { view: false, random: true, host: false, holds: false };
 
 impl Step {
     fn new() -> Self {

@@ -132,14 +132,12 @@ fn costs(trace: &StepTrace) -> Costs {
 
 fn candidate(trace: &StepTrace) -> Candidate {
     let (regions, ledger, costs) = (Regions::new(trace), Ledger::new(trace, Allocator::Cuda), costs(trace));
-    Candidates::new(trace, &regions, &ledger, &costs)
-        .skipping(true)
-        .candidate(&regions.all().items()[0], Pricing::Low)
-        .unwrap()
+    let mut candidates = Candidates::new(trace, &regions, &ledger, &costs).skipping(true);
+    candidates.candidate(&regions.all().items()[0], Pricing::Low).unwrap()
 }
 
-const VIEW: Flags = Flags { view: true, random: false, host: false };
-const RANDOM: Flags = Flags { view: false, random: true, host: false };
+const VIEW: Flags = Flags { view: true, random: false, host: false, holds: false };
+const RANDOM: Flags = Flags { view: false, random: true, host: false, holds: false };
 
 /// 0 is read by 1, which is read by 2, whose result its backward needs; 3 is needed too.
 fn chain() -> StepTrace {
@@ -193,8 +191,8 @@ fn what_makes_less_may_be_kept_by_itself() {
 fn what_nothing_reads_never_runs_again() {
     let mut step = Step::new();
     let lost = step.make(&[step.input], SIZE);
-    step.on_same(lost, VIEW, &[]);
     step.on_same(lost, Flags::default(), &[lost.storage]);
+    step.on_same(lost, VIEW, &[]);
     step.make(&[lost], SIZE);
     step.keep(step.input);
     let last = step.make(&[step.input], SIZE);
@@ -211,6 +209,78 @@ fn what_draws_or_is_not_known_runs_again() {
     step.run("op.default", RANDOM, &[first], SIZE, &[], false);
     let second = step.make(&[step.input], SIZE);
     step.run("library.op.default", Flags::default(), &[second], SIZE, &[], false);
+    let last = step.make(&[step.input], SIZE);
+    step.keep(last);
+    assert_eq!(unread_of(&step.end(), &[]), Vec::<usize>::new());
+}
+
+#[test]
+fn what_more_than_operators_reads_runs_again() {
+    let mut step = Step::new();
+    let first = step.make(&[step.input], SIZE);
+    let second = step.make(&[first], SIZE);
+    step.make(&[first], SIZE);
+    let last = step.make(&[step.input], SIZE);
+    step.keep(last);
+    step.trace.set_seen(second.storage);
+    let trace = step.end();
+    assert_eq!(unread_of(&trace, &[]), [2]);
+    assert_eq!(unread_of(&trace, &[1]), [0, 2]);
+}
+
+/// A tensor that is given other memory stands for that: the operator that does so is handed back, and the tensor must be there.
+#[test]
+fn what_is_given_other_memory_runs_again() {
+    let mut step = Step::new();
+    let made = step.make(&[step.input], SIZE);
+    let other = step.make(&[step.input], SIZE);
+    step.trace.run(OpRecord {
+        call: Some(step.call),
+        mutates: &[other.storage],
+        inputs: &[made],
+        outputs: &[other],
+        ..OpRecord::new("set_.source_Storage", Phase::Forward)
+    });
+    step.keep(other);
+    let trace = step.end();
+    assert!(!unread_of(&trace, &[2]).contains(&0));
+}
+
+/// Autograd would make the view once more if it had no memory.
+#[test]
+fn what_is_changed_behind_a_view_runs_again() {
+    let mut step = Step::new();
+    let viewed = step.make(&[step.input], SIZE);
+    step.on_same(viewed, VIEW, &[]);
+    step.on_same(viewed, Flags::default(), &[viewed.storage]);
+    step.make(&[viewed], SIZE);
+    let last = step.make(&[step.input], SIZE);
+    step.keep(last);
+    assert_eq!(unread_of(&step.end(), &[]), [3]);
+}
+
+/// Recomputation ends when all is there that autograd saved, on the host too.
+#[test]
+fn what_autograd_saves_of_the_host_is_reached() {
+    let mut step = Step::new();
+    let first = step.make(&[step.input], SIZE);
+    step.keep(step.input);
+    let second = step.make(&[first], SIZE);
+    let third = step.make(&[second], SIZE);
+    step.run("op.default", Flags { holds: true, ..Flags::default() }, &[third], SIZE, &[], false);
+    step.make(&[third], SIZE);
+    let trace = step.end();
+    let region = &Regions::new(&trace).all().items()[0].clone();
+    assert_eq!((region.stop, region.stop_runs, region.savers), (OpId::new(4), false, 1));
+    assert_eq!(unread_of(&trace, &[]), [0, 1, 2, 3]);
+}
+
+/// Random numbers are drawn again whoever reads them; then they are what they were.
+#[test]
+fn nothing_is_half_made() {
+    let mut step = Step::new();
+    let drawn = step.run("op.default", RANDOM, &[step.input], SIZE, &[], false);
+    step.on_same(drawn, Flags::default(), &[drawn.storage]);
     let last = step.make(&[step.input], SIZE);
     step.keep(last);
     assert_eq!(unread_of(&step.end(), &[]), Vec::<usize>::new());

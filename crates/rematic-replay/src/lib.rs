@@ -71,7 +71,7 @@ pub use clock::Clock;
 pub use course::Course;
 pub use host::Host;
 pub use ledger::Ledger;
-pub use liveness::{communicates, may_rest, unread};
+pub use liveness::{Readings, unread};
 pub use module::{ModuleMemory, Pass};
 pub use peak::{Highest, Moment, Peak};
 pub use recording::{Life, Recording};

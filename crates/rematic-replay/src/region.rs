@@ -2,6 +2,7 @@ use std::ops::Range;
 
 use rematic_trace::{CallId, Category, Event, ModuleId, OpId, Phase, StepTrace, StorageId, Table, id};
 
+use crate::births;
 use crate::release::Releases;
 use crate::run::{Added, Starts, have_children};
 
@@ -97,11 +98,17 @@ impl Regions {
             let Some(trigger) = triggers[index] else { continue };
             let saving = |op: &OpId| !trace.saves(trace.op(*op)).is_empty();
             let ops = || span.ops.clone().map(OpId::new);
-            let Some(stop) = ops().rev().find(saving) else { continue };
+            let (true, Some(stop)) = (ops().any(|op| saving(&op)), ops().rev().find(|op| holds(trace, *op))) else {
+                continue;
+            };
             // What an operator saves of its own results, new or changed in place, is there when it has run.
             let made_there = |storage: StorageId| {
                 trace.storages()[storage].birth == Some(stop) || trace.mutates(trace.op(stop)).contains(&storage)
             };
+            let saved = trace.saves(trace.op(stop)).iter().map(|tensor| tensor.storage);
+            // Of the host it may save what it makes there.
+            let beside = births(trace, stop).filter(|storage| trace.storages()[*storage].seen);
+            let beside = beside.filter(|_| trace.op(stop).flags.holds);
             let parent = span.parent.and_then(|parent| kept[parent]);
             let region = Region {
                 call: span.call,
@@ -110,7 +117,7 @@ impl Regions {
                 parent,
                 inputs: inputs(trace, span, &mut stamps, u32::try_from(index).unwrap_or(u32::MAX - 1)),
                 stop,
-                stop_runs: trace.saves(trace.op(stop)).iter().any(|tensor| made_there(tensor.storage)),
+                stop_runs: saved.chain(beside).any(made_there),
                 savers: ops().filter(saving).count(),
                 ops: span.ops.clone(),
                 events: span.events.clone(),
@@ -223,7 +230,12 @@ pub(crate) fn needs(trace: &StepTrace, event: Event) -> Option<OpId> {
         Event::Op(op) if trace.op(op).phase == Phase::Backward => trace.op(op).differentiates?,
         _ => return None,
     };
-    (!trace.saves(trace.op(forward)).is_empty()).then_some(forward)
+    holds(trace, forward).then_some(forward)
+}
+
+/// Whether autograd saves anything for an operator's backward, on the device or on the host.
+fn holds(trace: &StepTrace, op: OpId) -> bool {
+    trace.op(op).flags.holds || !trace.saves(trace.op(op)).is_empty()
 }
 
 /// Storages that a span is given or reads and did not make, each once.

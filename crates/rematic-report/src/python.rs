@@ -13,12 +13,13 @@ const HEAD: &str = include_str!("python/head.py");
 const POLICIES: &str = include_str!("python/policies.py");
 const FOLLOW: &str = include_str!("python/follow.py");
 /// What puts back what a module finds around it, and sees what has changed: the package's own files, which need nothing but torch.
-const SURROUNDINGS: [&str; 8] = [
+const SURROUNDINGS: [&str; 9] = [
     include_str!("../../../python/rematic/_apply/encoded.py"),
     include_str!("../../../python/rematic/_apply/places.py"),
     include_str!("../../../python/rematic/_model/settings.py"),
     include_str!("../../../python/rematic/_apply/spaces.py"),
     include_str!("../../../python/rematic/_apply/snapshot.py"),
+    include_str!("../../../python/rematic/_apply/call.py"),
     include_str!("../../../python/rematic/_apply/runs.py"),
     include_str!("../../../python/rematic/_apply/weights.py"),
     include_str!("../../../python/rematic/_apply/hollow.py"),

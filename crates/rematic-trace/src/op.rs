@@ -45,6 +45,8 @@ pub struct Flags {
     pub random: bool,
     /// It runs on the host and touches no device memory.
     pub host: bool,
+    /// Autograd saves something for its backward that is no storage of the trace: a tensor of the host.
+    pub holds: bool,
 }
 
 /// One dispatched kernel call.

@@ -79,6 +79,8 @@ pub struct Storage {
     pub released: bool,
     /// The bytes that the rank has of it, where others have the rest.
     pub share: Option<u64>,
+    /// Whether more than operators reads it: Python, or code that looks at memory of the host.
+    pub seen: bool,
 }
 
 impl Storage {

@@ -295,7 +295,15 @@ impl StepTrace {
 
     /// A storage that exists when the step begins.
     pub fn storage_before_step(&mut self, bytes: u64, category: Category) -> StorageId {
-        self.storages.push(Storage { bytes, category, birth: None, pool: Pool::Device, released: false, share: None })
+        self.storages.push(Storage {
+            bytes,
+            category,
+            birth: None,
+            pool: Pool::Device,
+            released: false,
+            share: None,
+            seen: false,
+        })
     }
 
     /// The storage lies in another pool than the device's memory.
@@ -306,6 +314,11 @@ impl StepTrace {
     /// The bytes of a storage that exists before the step are released when it begins.
     pub fn set_released(&mut self, storage: StorageId) {
         self.storages[storage].released = true;
+    }
+
+    /// More than operators reads the storage.
+    pub fn set_seen(&mut self, storage: StorageId) {
+        self.storages[storage].seen = true;
     }
 
     /// The rank has only so many bytes of the storage; others have the rest.
@@ -355,6 +368,7 @@ impl StepTrace {
             pool: Pool::Device,
             released: false,
             share: None,
+            seen: false,
         }));
         let name = self.name(record.name);
         let inputs = extend(&mut self.tensors, record.inputs.iter().copied());

@@ -64,6 +64,10 @@ class Audit:
         if at in self._first:
             self._again[at] = self._prints(at, _compared(func, args, out))
 
+    def restart(self) -> None:
+        """It runs once more."""
+        self._again = {}
+
     def _prints(self, at: int, tensors: list[Tensor]) -> list[Print]:
         is_rough = self._unordered is not None and at >= self._unordered
         with torch._C._DisableTorchDispatch(), torch.no_grad():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .policy import Policy, name_of
 
 if TYPE_CHECKING:
-    from .modes import Kept
+    from .kept import Kept
 
 Variants = frozenset[int]
 Policies = list[tuple[Policy, Variants]]
@@ -39,7 +39,13 @@ class Joint(Policy):
         # What is saved for any of them is read by no fewer than by each.
         self.skips = frozenset(at for at in range(count) if all(at in policy.skips for policy in policies))
         self.outlined = frozenset(at for at in range(count) if any(at in policy.skips for policy in policies))
+        self._policies = policies
         self._disputed = [open_to_all or not all(saved) for saved in saves]
+
+    def skip_nothing(self) -> None:
+        super().skip_nothing()
+        for policy in self._policies:
+            policy.skip_nothing()
 
     def disputed(self, at: int) -> bool:
         return self._disputed[at]

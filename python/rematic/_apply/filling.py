@@ -21,7 +21,7 @@ from .inside import Inside, storages
 from .policy import Policy, name_of
 
 if TYPE_CHECKING:
-    from .modes import Kept
+    from .kept import Kept
 
 
 class Filling(Policy):

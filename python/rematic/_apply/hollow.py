@@ -1,7 +1,7 @@
 """What stands for the result of an operator that does not run again, because nothing reads what it makes.
 
-It has the shape of the result and no memory. Whoever reads it all the same gets an error: a plan that is followed may be wrong
-about who reads what, but nothing is ever computed from numbers that are not there.
+It has the shape of the result and no memory. Whoever reads it all the same gets an error, and is written down: a plan that is
+followed may be wrong about who reads what, but nothing is ever computed from numbers that are not there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 _DETACH = torch.ops.aten.detach.default
-_UNREAD = (
+UNREAD = (
     "reads what the plan does not make again, as no operator of the step that it was made for reads it there; capture and plan the "
     "step as it runs"
 )
@@ -25,8 +25,11 @@ class Hollow(Tensor):
     # What is raised where it is read.
     error: type[Exception] = RuntimeError
 
+    # Who has read one.
+    readers: list[str]
+
     @staticmethod
-    def __new__(cls, outline: Outline) -> Hollow:
+    def __new__(cls, outline: Outline, readers: list[str] | None = None) -> Hollow:
         make: Any = Tensor._make_wrapper_subclass
         made: Hollow = make(
             cls,
@@ -36,6 +39,7 @@ class Hollow(Tensor):
             dtype=outline.dtype,
             device=outline.device,
         )
+        made.readers = [] if readers is None else readers
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -43,14 +47,39 @@ class Hollow(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is _DETACH:
-            return Hollow(Outline(args[0]))
-        raise cls.error(f"`{func}` {_UNREAD}")
+            return Hollow(Outline(args[0]), args[0].readers)
+        raise _found((args, kwargs)).is_read(str(func))
+
+    def is_read(self, reader: str) -> Exception:
+        """The error that something reads it."""
+        self.readers.append(reader)
+        return self.error(f"`{reader}` {UNREAD}")
 
     def data_ptr(self) -> int:
-        raise self.error(f"`data_ptr` {_UNREAD}")
+        raise self.is_read("data_ptr")
+
+    def numpy(self, **_: Any) -> Any:  # type: ignore[override]
+        raise self.is_read("numpy")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise self.is_read("numpy")
+
+    def tolist(self) -> Any:
+        raise self.is_read("tolist")
+
+    def __dlpack__(self, *_: Any, **__: Any) -> Any:
+        raise self.is_read("__dlpack__")
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Hollow(size={tuple(self.size())}, dtype={self.dtype}, device='{self.device}')"
+
+
+def _found(value: Any) -> Any:
+    """The first of them in what an operator is given."""
+    if isinstance(value, Hollow):
+        return value
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return next(filter(lambda found: found is not None, map(_found, items)), None)
 
 
 class Outline:
@@ -95,12 +124,12 @@ def outlined(value: Any, written: Sequence[Tensor]) -> Any:
     return value
 
 
-def hollowed(value: Any, written: Sequence[Tensor]) -> Any:
+def hollowed(value: Any, written: Sequence[Tensor], readers: list[str] | None = None) -> Any:
     """What stands for it when the operator does not run again."""
     if isinstance(value, Outline):
-        return Hollow(value)
+        return Hollow(value, readers)
     if isinstance(value, Argument):
         return written[value.at]
     if isinstance(value, (tuple, list)):
-        return type(value)([hollowed(item, written) for item in value])
+        return type(value)([hollowed(item, written, readers) for item in value])
     return value

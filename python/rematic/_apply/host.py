@@ -20,7 +20,7 @@ from torch import Tensor
 from rematic._core import Plan
 
 if TYPE_CHECKING:
-    from .modes import Kept
+    from .kept import Kept
 
 # Smaller storages stay where they are, as plans have it.
 LEAST_BYTES = 1024

@@ -2,22 +2,23 @@
 
 Both modes see every operator, check that it is the one that the plan has at this place, and act on its decision: in
 forward the outputs of saved operators are kept, when it is recomputed they are handed back, and their operators do not
-run, nor do those whose results nothing reads. PyTorch's own selective modes go by the count of each kind of operator, refuse to keep what is changed in place
-together with its maker, and do not look at operators when they recompute.
+run, nor do those whose results nothing reads. PyTorch's own selective modes go by the count of each kind of operator,
+refuse to keep what is changed in place together with its maker, and do not look at operators when they recompute.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rematic._core import PlanError
 from rematic._model.wrapped import has_wrapped, is_imagined
+from rematic._warning import warn
 
 from .audit import Audit
 from .choice import Choice, Unplanned
@@ -25,11 +26,25 @@ from .errors import Mismatch, changed, twice
 from .filling import Filling
 from .generators import Source, set_state, source_of, state_of
 from .hollow import Hollow, Unshaped, hollowed, outlined
-from .host import Movements, Sent, brought_back
+from .host import Sent, brought_back
 from .inside import Inside
+from .kept import Kept
+from .nested import (
+    ARGUMENT,
+    Weak,
+    detached,
+    filled,
+    is_among,
+    mapped,
+    revived,
+    storages_of,
+    tensors_of,
+    versions_of,
+    written_by,
+)
 from .policy import BATCH_NORMS, READ, TO_COPY, Policy, makes_text, name_of, passes
+from .recourse import repeated
 from .snapshot import Snapshot
-from .weights import Weights
 
 # Where the operators of batch norm take the running statistics, and whether they train.
 STATISTICS, TRAINING = slice(3, 5), 5
@@ -37,92 +52,8 @@ AUTOCAST = ("cpu", "cuda")
 
 
 Hollow.error = PlanError
-# Stands for what an operator changes in place and returns.
-ARGUMENT = object()
 # Stands for an operator of the region.
 ITS_OWN = object()
-
-
-class Kept:
-    """What one run of a region leaves for its recomputation."""
-
-    def __init__(
-        self,
-        snapshot: Snapshot | None,
-        weights: Weights,
-        policy: Policy,
-        audit: Audit | None,
-        movements: Movements | None = None,
-    ) -> None:
-        # What it found around it; of a run, what each of its calls did, and the call that is under way.
-        self.snapshots = [snapshot] if snapshot is not None else []
-        self._snapshot = snapshot
-        self.audit = audit
-        # What was followed: what is handed back and what is recomputed goes by it.
-        self.policy = policy
-        # What the region reads and an optimizer may change.
-        self.weights = weights
-        # Whether modules inside it gather their parameters themselves: no cache is filled by that.
-        self.is_sharded_inside = False
-        # What saved operators have made.
-        self.values: dict[int, Any] = {}
-        self.versions: dict[int, list[int]] = {}
-        # What of it goes to the host, and whether it is there.
-        self.movements = movements
-        self.sent: dict[int, Sent] = {}
-        self.is_away = False
-        # The states of generators before operators that draw again; where the state follows from the draws before,
-        # none is needed.
-        self.states: dict[int, bytes] = {}
-        # Where parameters are cast, and which.
-        self.casts: dict[int, Tensor] = {}
-        # The shapes of what is not made again; incomplete where a shape cannot stand for it.
-        self.outlines: dict[int, Any] = {}
-
-    def close(self) -> None:
-        """The region has run. What it changed in place itself is as it should be; from now on nothing may change it."""
-        self.versions = {at: _versions(value) for at, value in self.values.items()}
-        self.weights.close()
-        for snapshot in self.snapshots:
-            snapshot.close()
-
-    @property
-    def skips(self) -> frozenset[int]:
-        """The operators that do not run again: all that the policy skips, or none."""
-        skips = self.policy.skips
-        return skips if skips <= self.outlines.keys() else frozenset()
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """What the call that is under way found."""
-        assert self._snapshot is not None
-        return self._snapshot
-
-    def begin(self, snapshot: Snapshot) -> None:
-        """A call of a run begins, for the first time or again."""
-        self._snapshot = snapshot
-
-    def leave(self) -> None:
-        """What was sent to the host is there; its bytes go."""
-        if self.is_away:
-            return
-        self.is_away = True
-        for at, sent in self.sent.items():
-            if at not in self.values:
-                continue
-            if _versions(self.values[at]) != sent.versions:
-                raise changed(self.policy, at)
-            self.values[at] = sent.leave(self.values[at], _map)
-
-    def fetch(self) -> None:
-        """What is on the host comes back."""
-        for at, sent in self.sent.items():
-            if self.is_away and at in self.values:
-                sent.fetch()
-
-    def tensors(self, at: int) -> list[Tensor]:
-        """What a saved operator has made."""
-        return _tensors(self.values[at])
 
 
 class _Follower(TorchDispatchMode):
@@ -200,7 +131,7 @@ class Forward(_Follower):
         else:
             out = self._run(at, func, args, kwargs or {})
         if self._inside is not None:
-            self._inside.note(_tensors((*args, *(kwargs or {}).values())), _tensors(out))
+            self._inside.note(tensors_of((*args, *(kwargs or {}).values())), tensors_of(out))
         if self._audit is not None and not self._policy.saves[at] and at not in self._policy.skips:
             self._audit.first(at, func, args, out)
         return out
@@ -260,16 +191,16 @@ class Forward(_Follower):
                 self._known.discard(source)
         out = func(*args, **kwargs)
         if isinstance(policy, Filling):
-            policy.note(at, _tensors(out))
+            policy.note(at, tensors_of(out))
         if at in policy.outlined:
             with contextlib.suppress(Unshaped):
-                kept.outlines[at] = outlined(out, _written(func, args, kwargs))
+                kept.outlines[at] = outlined(out, written_by(func, args, kwargs))
         if saved:
-            written = _written(func, args, kwargs) if policy.changes[at] else ()
-            value = _map(out, lambda tensor: ARGUMENT if _is_among(tensor, written) else _detached(tensor))
+            written = written_by(func, args, kwargs) if policy.changes[at] else ()
+            value = mapped(out, lambda tensor: ARGUMENT if is_among(tensor, written) else detached(tensor))
             kept.values[at] = value
             if at in policy.offloads and kept.movements is not None:
-                kept.sent[at] = Sent(_tensors(value), kept.movements.host)
+                kept.sent[at] = Sent(tensors_of(value), kept.movements.host)
         elif policy.changes[at]:
             self._check_change(at, func, args, kwargs)
         return out
@@ -277,7 +208,7 @@ class Forward(_Follower):
     def _is_handled(self, at: int, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether an operator that changes something in place may run here."""
         assert self._inside is not None
-        written = _written(func, args, kwargs)
+        written = written_by(func, args, kwargs)
         if not isinstance(self._possible, Policy) and self._possible.may_wander:
             self._kept.snapshot.copy_buffers(written)
         outside = self._inside.note_change(at, written)
@@ -288,11 +219,11 @@ class Forward(_Follower):
         return True
 
     def _check_change(self, at: int, func: Any, args: Any, kwargs: Any) -> None:
-        written = {tensor.untyped_storage()._cdata for tensor in _written(func, args, kwargs)}
+        written = {tensor.untyped_storage()._cdata for tensor in written_by(func, args, kwargs)}
         policy = self._policy
         for kept, value in self._kept.values.items():
             storages: set[int] = set()
-            _map(value, lambda tensor: storages.add(tensor.untyped_storage()._cdata))  # noqa: B023
+            mapped(value, lambda tensor: storages.add(tensor.untyped_storage()._cdata))  # noqa: B023
             if storages & written:
                 raise PlanError(
                     f"The plan saves operator {policy.positions[kept]} (`{policy.names[kept]}`) of `{policy.module}` and "
@@ -324,7 +255,23 @@ class Again(_Follower):
         self._autocast = False
         self._suspects = kept.snapshot.suspects if kept.snapshots else {}
         self._audit = kept.audit
-        self._skips: frozenset[int] = frozenset()
+        self.skips: frozenset[int] = frozenset()
+        # What has read a result that was not made.
+        self.readers: list[str] = []
+        # What was handed back, and the memory that was written, where it may come to a second try.
+        self._handed: dict[int, Any] = {}
+        self._written: set[int] = set()
+        # What the plan saves and must be made again, in that.
+        self._lost: frozenset[int] = frozenset()
+
+    @property
+    def module(self) -> str:
+        """The module that is recomputed."""
+        return self._policy.module
+
+    def repeated(self, run: Callable[[], Any]) -> Any:
+        """Runs the region again."""
+        return repeated(self, run)
 
     def begin(self, snapshot: Snapshot) -> None:
         """A call of a run is made again."""
@@ -344,7 +291,8 @@ class Again(_Follower):
         self._at = 0
         self._places = [0]
         self._take(self._kept.policy)
-        self._skips = self._kept.skips
+        self.skips = self._kept.skips
+        self.readers = []
         # Not to be asked inside operators: there autocast is off.
         self._autocast = any(map(torch.is_autocast_enabled, AUTOCAST))
         return super().__enter__()
@@ -353,6 +301,7 @@ class Again(_Follower):
         super().__exit__(kind, value, traceback)
         while self._moved:
             set_state(*self._moved.popitem())
+        self._handed, self._written, self._lost = {}, set(), frozenset()
         if self._audit is not None and not isinstance(value, PlanError):
             # Other numbers may be why something else has failed.
             self._audit.check(self._policy)
@@ -394,8 +343,11 @@ class Again(_Follower):
         return self._made_again(found[0], func, args, kwargs, is_sure=len(found) == 1)
 
     def _made_again(self, at: int, func: Any, args: Any, kwargs: Any, *, is_sure: bool = True) -> Any:
-        if at in self._skips:
-            return hollowed(self._kept.outlines[at], _written(func, args, kwargs or {}))
+        if at in self.skips:
+            written = written_by(func, args, kwargs or {}) if self._policy.changes[at] else ()
+            # Whatever the plan says, what is there does not stay half made, and generators go on from where they were.
+            if not self._policy.draws[at] and all(isinstance(tensor, Hollow) for tensor in written):
+                return hollowed(self._kept.outlines[at], written, self.readers)
         if self._suspects and not self._policy.saves[at]:
             self._check_reads(at, func, args, kwargs)
         if self._plain[at]:
@@ -419,8 +371,10 @@ class Again(_Follower):
             )
 
     def _run(self, at: int, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._policy.saves[at]:
+        if self._policy.saves[at] and at not in self._lost:
             return self._hand_back(at, func, args, kwargs)
+        if self.skips and self._policy.changes[at]:
+            self._written |= storages_of(written_by(func, args, kwargs))
         state = self._kept.states.get(at)
         if state is not None:
             source = source_of(args, kwargs)
@@ -448,62 +402,43 @@ class Again(_Follower):
                 f"`{policy.module}` is recomputed a second time, but what the plan saves of it was handed back in the first "
                 "backward; call backward once, without retain_graph, or plan with whole=True"
             )
-        value = kept.values.pop(at)
+        value = kept.values[at]
         if kept.is_away and at in kept.sent:
             del kept.sent[at]
-            return brought_back(value)
-        if _versions(value) != kept.versions[at]:
+            value = brought_back(value)
+        elif versions_of(value) != kept.versions[at]:
             raise changed(policy, at)
+        del kept.values[at]
+        if self.skips:
+            self._handed[at] = mapped(value, Weak)
         if not policy.changes[at]:
             return value
         # What is changed in place has changed already; autograd goes on with the argument.
-        return _filled(value, iter(_written(func, args, kwargs)))
+        return filled(value, iter(written_by(func, args, kwargs)))
 
+    def begin_in_full(self) -> bool:
+        """Goes back to where the region began, to make all that is not saved. False where that would not be right: what was
+        changed in place would be changed twice, or what was drawn cannot be drawn again."""
+        kept, policy = self._kept, self._policy
+        found = {at: revived(value) for at, value in self._handed.items()}
+        lost = frozenset(at for at, (_, is_there) in found.items() if not is_there)
+        changes = any(saved and changed for saved, changed in zip(policy.saves, policy.changes, strict=True))
+        drawn = any(policy.draws[at] and at not in kept.states for at in lost)
+        if kept.is_sharded_inside or lost and (changes or drawn) or self._written & kept.outside():
+            return False
+        for at, (value, is_there) in found.items():
+            if is_there:
+                kept.values[at], kept.versions[at] = value, versions_of(value)
+        policy.skip_nothing()
+        self.skips, self._lost = frozenset(), lost
+        self.readers, self._handed, self._written = [], {}, set()
+        self._at, self._places = 0, [0]
+        if self._audit is not None:
+            self._audit.restart()
+        return True
 
-def _detached(tensor: Tensor) -> Tensor:
-    """An alias without a place in autograd's graph, which shares the count of changes in place."""
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-        return tensor.detach()
-
-
-def _map(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)([_map(item, function) for item in value])
-    return value
-
-
-def _filled(value: Any, arguments: Iterator[Tensor]) -> Any:
-    """A value with the arguments in place of what was left out."""
-    if value is ARGUMENT:
-        return next(arguments, None)
-    if isinstance(value, (tuple, list)):
-        return type(value)([_filled(item, arguments) for item in value])
-    return value
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    _map(value, found.append)
-    return found
-
-
-def _versions(value: Any) -> list[int]:
-    found: list[int] = []
-    _map(value, lambda tensor: found.append(tensor._version))
-    return found
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors that an operator changes."""
-    written: list[Tensor] = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            _map(given, written.append)
-    return written
-
-
-def _is_among(tensor: Tensor, tensors: Sequence[Tensor]) -> bool:
-    return any(tensor is other for other in tensors)
+    def tell(self, text: str) -> None:
+        """Says, once of a module, that it runs again in full."""
+        if self.module not in self._kept.told:
+            self._kept.told.add(self.module)
+            warn(text)

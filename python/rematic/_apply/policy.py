@@ -14,7 +14,7 @@ from rematic._model.collectives import COLLECTIVES, is_wait, is_wait_named
 from .errors import Mismatch
 
 if TYPE_CHECKING:
-    from .modes import Kept
+    from .kept import Kept
 
 aten = torch.ops.aten
 DETACH = aten.detach.default
@@ -104,6 +104,10 @@ class Policy:
         policy = Policy(region.module, region.call, region.policy, region.offloaded, number, region.skipped)
         policy.then = region.then
         return policy
+
+    def skip_nothing(self) -> None:
+        """From now on all that is not saved runs again."""
+        self.skips = frozenset()
 
     @property
     def name(self) -> str:

@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from rematic._core import PlanError
 
+from .call import anchors, run_forward
 from .encoded import Again, Encoded
-from .snapshot import Snapshot, anchors, run_forward
+from .snapshot import Snapshot
 
 _autograd: Any = torch._C._autograd
 # What checkpoints from one place of a program to another.
@@ -175,6 +176,9 @@ class Repeat:
         # Before the first of them: what one changes in place and is handed back counts as changed, as if it were changed again.
         for _, found, _ in self.calls:
             found.look_for_changes()
+        self._again.repeated(self._repeat)
+
+    def _repeat(self) -> None:
         try:
             for at, (forward, made, returned) in enumerate(self.calls):
                 self._call(forward, made, returned)

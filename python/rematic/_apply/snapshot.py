@@ -17,10 +17,9 @@ import collections
 import contextlib
 import contextvars
 import enum
-import functools
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -329,7 +328,7 @@ class Snapshot:
 
     def note_reads(self, args: Any, kwargs: Any) -> None:
         """An operator of the region is about to run, and something is watched."""
-        for read in _tensors((args, kwargs)):
+        for read in tensors_among((args, kwargs)):
             storage = read.untyped_storage()._cdata
             for kept in self.watched.get(storage, ()):
                 tensor = kept.ref()
@@ -357,8 +356,12 @@ class Snapshot:
 
     def suspect(self, args: Any, kwargs: Any) -> str | None:
         """What an operator that runs again would read and must not, if anything is suspected."""
-        found = (self.suspects.get(tensor.untyped_storage()._cdata) for tensor in _tensors((args, kwargs)))
+        found = (self.suspects.get(tensor.untyped_storage()._cdata) for tensor in tensors_among((args, kwargs)))
         return next(filter(None, found), None)
+
+    def storages(self) -> set[int]:
+        """The memory of what the region was given or read, and of buffers."""
+        return {tensor.untyped_storage()._cdata for tensor in tensors_among([kept.get() for kept in [*self._read, *self._buffers]])}
 
     def look_for_changes(self) -> None:
         """What was changed in place since the first run must not be read."""
@@ -412,73 +415,22 @@ def _switch(parameters: list[tuple[nn.Parameter, bool]]) -> None:
             parameter.requires_grad_(trains)
 
 
-_jit: Any = torch.jit
-# What ends a recomputation once all that was asked for is there.
-_STOP: type[Exception] | None = getattr(torch.utils.checkpoint, "_StopRecomputationError", None)
-
-
-class Call:
-    """A call of a module: with its arguments as they are the first time, and as they were then when it runs again."""
-
-    def __init__(
-        self, forward: Callable[..., Any], snapshot: Snapshot, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self._forward = forward
-        self._snapshot = snapshot
-        self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
-
-    def __call__(self, *_: Tensor) -> Any:
-        if self._given is not None:
-            args, kwargs = self._given
-            # They must not outlive the call: a list goes on to grow.
-            self._given = None
-            return run_forward(self._forward, args, kwargs)
-        self._snapshot.look_for_changes()
-        with self._snapshot.restored() as (again, keywords):
-            return run_forward(self._forward, again, keywords)
-
-
-def run_forward(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Runs a forward, for the first time or again."""
-    try:
-        # Otherwise TorchScript runs other operators from one time to the next, as it learns what it is given.
-        with _jit.optimized_execution(False):
-            return forward(*args, **kwargs)
-    except RuntimeError as error:
-        if _STOP is not None and _STOP.__name__ in str(error):
-            # Recomputation ended inside of TorchScript, which makes an error of its own of every other.
-            raise _STOP from error
-        raise
-
-
-def anchors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """What checkpointing is given in place of the arguments: empty tensors on their devices, by which it finds the device
-    that autocast is for. It would refuse arguments that are changed in place later, though nothing may read them again."""
-    devices = dict.fromkeys(tensor.device for tensor in _tensors((args, kwargs)))
-    return [_anchor(device) for device in devices]
-
-
-@functools.cache
-def _anchor(device: torch.device) -> Tensor:
-    return torch.empty(0, device=device)
-
-
 def _version(tensor: Tensor) -> int:
     """How often the tensor was changed in place; under `torch.inference_mode` nobody counts."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_among(value: Any) -> Iterator[Tensor]:
     """The tensors among the arguments of an operator."""
     if isinstance(value, Tensor):
         if value.layout is torch.strided:
             yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_among(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_among(item)
 
 
 def _before(was: dict[Any, Any], present: dict[Any, Any], again: Again) -> dict[Any, Any]:

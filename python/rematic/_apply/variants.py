@@ -22,7 +22,7 @@ from .choice import Choice, Policies, let_go
 from .policy import Policy, makes_text, name_of, passes, passes_named
 
 if TYPE_CHECKING:
-    from .modes import Kept
+    from .kept import Kept
 
 
 # The fact of a trace that names assumptions, and those by which operators may differ from step to step.

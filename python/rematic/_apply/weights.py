@@ -24,6 +24,10 @@ class Weights:
         self._versions = [parameter._version for parameter in self._parameters]
         self._storages = [StorageWeakRef(_storage(parameter)) for parameter in self._parameters]
 
+    def storages(self) -> set[int]:
+        """Their memory."""
+        return {_storage(parameter)._cdata for parameter in self._parameters}
+
     def change(self) -> str | None:
         """What has happened since to one of them, if anything has."""
         for parameter, version, storage in zip(self._parameters, self._versions, self._storages, strict=True):

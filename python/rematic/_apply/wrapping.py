@@ -24,17 +24,19 @@ from rematic._model.meshes import mesh_of
 from rematic._model.signature import Signature
 
 from .audit import Audit
+from .call import Call, anchors
 from .choice import Choice
 from .compiled import compiled_contexts
 from .errors import Mismatch
 from .forwards import Forwards
 from .host import Movements
-from .modes import Again, Forward, Kept
+from .kept import Kept
+from .modes import Again, Forward
 from .places import Places, places_of
 from .policy import Policy
 from .promise import Promise
 from .runs import Run
-from .snapshot import Call, Snapshot, anchors
+from .snapshot import Snapshot
 from .variants import Variants
 from .weights import Weights
 
@@ -146,14 +148,15 @@ class Wrapper(Follower):
         modules, places = self.surroundings()
         snapshot = Snapshot(modules, places, args, kwargs)
         audit = Audit() if self.root.audits else None
-        kept = Kept(snapshot, Weights(self.module.parameters()), first, audit, self.root.movements)
+        kept = Kept(snapshot, Weights(self.module.parameters()), first, audit, self.root.movements, self.root.told)
         kept.is_sharded_inside = self._is_sharded_inside
+        again = Again(kept)
         return checkpoint(
-            Call(self.plain, snapshot, args, kwargs),
+            Call(self.plain, snapshot, args, kwargs, again),
             *anchors(args, kwargs),
             use_reentrant=False,
             preserve_rng_state=False,  # the modes do, for what is drawn again
-            context_fn=lambda: (Forward(policy, kept), Again(kept)),
+            context_fn=lambda: (Forward(policy, kept), again),
         )
 
     def surroundings(self) -> tuple[list[tuple[str, nn.Module]], Places]:
@@ -178,7 +181,7 @@ class Wrapper(Follower):
                     "(runs=False)"
                 )
         unique = dict.fromkeys(parameter for wrapper, _ in calls for parameter in wrapper.module.parameters())
-        kept = Kept(None, Weights(unique), policy, Audit() if self.root.audits else None)
+        kept = Kept(None, Weights(unique), policy, Audit() if self.root.audits else None, told=self.root.told)
         kept.is_sharded_inside = any(wrapper._sharded_inside() is not None for wrapper, _ in calls)
         return Run(policy.name, calls, Forward(policy, kept), Again(kept), (args, kwargs))
 
@@ -244,6 +247,8 @@ class Root:
         self.inside = False
         # The run of calls that is under way.
         self.open: Run | None = None
+        # The modules of which was said that they run again in full.
+        self.told: set[str] = set()
         self.forwards = Forwards(model, plan)
         self.variants = Variants(plan)
         # What goes to the host and comes back, if anything does.

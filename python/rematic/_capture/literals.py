@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from rematic._model.trees import tensors_in
 
 from .reading import answer
-from .readings import BACKWARDS, FORWARD, HOST, MAKES, MAKING, TEXTS, differentiate
+from .readings import BACKWARDS, FORWARD, HOST, MAKES, MAKING, MOVES, TEXTS, differentiate
 from .values import Values
 
 # A list as long as that is always a list of positions.
@@ -55,6 +55,8 @@ class Literals(TorchFunctionMode):
     def _brought(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What a tensor holds, or the tensor, on its way to Python or to another device."""
         tensor = args[0] if args else kwargs["input"]
+        if HOST[func] not in MOVES:
+            self._values.sees(tensor)
         with self._values.telling(HOST[func], tensor), self._uncounted():
             if func is Tensor.numpy and tensor.is_meta:
                 return self._array(tensor, **kwargs)
@@ -76,6 +78,7 @@ class Literals(TorchFunctionMode):
     def _text(self, func: Any, args: Any) -> Any:
         """A text steers nothing: a number in it that is not known reads as zero."""
         values = self._values
+        values.sees(args[0])
         inside, values.inside_model = values.inside_model, lambda: False
         try:
             with self._uncounted():
@@ -101,6 +104,8 @@ class Literals(TorchFunctionMode):
         tensors = list(tensors_in(given))
         if not tensors:
             return given
+        for tensor in tensors:
+            self._values.sees(tensor)
         reading = self._values.reading(MAKES, ())
         return answer(self._values, MAKES, reading, tensors, lambda: self._numbers(given))
 

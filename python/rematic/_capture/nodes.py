@@ -18,13 +18,19 @@ _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 # Writing into a view makes two nodes after the operator has run: the base's, and the view's from then on.
 _NODES_OF_A_WRITE = 2
+# A flag of the trace: something of the host was saved for the operator's backward.
+HOLDS = "holds"
 
 
 class Nodes:
     """The nodes of one step. `hold` is told when something that was saved for a node has its operator."""
 
-    def __init__(self, hold: Callable[[int, Any], None]) -> None:
+    def __init__(self, hold: Callable[[int, Any], None], rows: list[dict[str, Any]]) -> None:
         self._hold = hold
+        # The operators as they are written down.
+        self._rows = rows
+        # Nodes without an operator so far for which a tensor of the host was saved.
+        self._on_host: set[int] = set()
         self._numbered = _sequence_number()
         self._ops: dict[int, int] = {}
         self._waiting: dict[int, list[weakref.ref[Any]]] = {}
@@ -64,6 +70,21 @@ class Nodes:
         """It was saved for a node whose operator has yet to run."""
         self._waiting.setdefault(number, []).append(weakref.ref(saved))
 
+    def waited_on_host(self, tensor: Tensor) -> Tensor:
+        """A tensor of the host is saved for the node that is made now."""
+        number = self.saving()
+        op = self._ops.get(number)
+        if op is None:
+            self._on_host.add(number)
+        else:
+            self._hold_on_host(op)
+        return tensor
+
+    def _hold_on_host(self, op: int) -> None:
+        flags = self._rows[op].get("flags", [])
+        if HOLDS not in flags:
+            self._rows[op]["flags"] = [*flags, HOLDS]
+
     def ran(self, op: int, writes_view: bool, clones: Tensor | None) -> None:
         """Ties the nodes that were made since the last operator to this one, which clones a tensor or writes a view."""
         number = _sequence_number()
@@ -88,6 +109,9 @@ class Nodes:
 
     def _tie(self, number: int, op: int) -> None:
         self._ops[number] = op
+        if number in self._on_host:
+            self._on_host.remove(number)
+            self._hold_on_host(op)
         for waiting in self._waiting.pop(number, ()):
             saved = waiting()
             if saved is not None:

@@ -62,7 +62,7 @@ class Recorder(Calls):
         # Numbers read inside a module or the optimizer steer the step; elsewhere they are logged.
         self.values = Values() if values is None else values
         self.values.inside_model = lambda: bool(self.call_stack) or self.in_optimizer
-        self.values.is_on_cpu = counts_host
+        self.values.is_on_cpu, self.values.sees = counts_host, self.see
         self.values.is_counting = lambda: not self.in_optimizer
         self._shapes = Shapes(self.values)
         self.names: list[str] = []
@@ -82,7 +82,7 @@ class Recorder(Calls):
         self._drops: dict[int, int] = {}
 
         self.writers = Writers(self)
-        self._nodes = Nodes(self._hold)
+        self._nodes = Nodes(self._hold, self.ops)
         self._holds: dict[int, int] = {}
         self._reads: dict[int, int] = {}
         self._returned: int | None = None
@@ -121,7 +121,7 @@ class Recorder(Calls):
 
     def add_storage(self, storage: torch.UntypedStorage, category: str, birth: int | None) -> int:
         row = len(self.storages)
-        self.storages.append([storage.nbytes(), category, birth])
+        self.storages.append([storage.nbytes(), category, birth, *self.words(storage, birth)])
         self.watch(StorageRef(storage, self._dropped), storage, row)
         return row
 
@@ -169,7 +169,7 @@ class Recorder(Calls):
     def _packed(self, tensor: Tensor) -> Any:
         whole, tensor = tensor, inner(tensor)
         if not tensor.is_meta or self._closed:
-            return whole
+            return whole if self._closed else self._nodes.waited_on_host(whole)
         number = self._nodes.saving()
         row = self.watched.get(tensor.untyped_storage()._cdata)
         row_id = self.storage_before_step(tensor, "other") if row is None else row.row
@@ -407,6 +407,7 @@ class Recorder(Calls):
         known = len(self.storages)
         results = out if isinstance(out, (tuple, list)) else (out,)
         on_host = self._describe_results(results, len(self.ops), CATEGORIES[self.phase()], outputs)
+        self.see_beside(on_host, outputs)
         flags = facts.flags
         if func is FLASH and len(args) > FLASH_DROPOUT and args[FLASH_DROPOUT] > 0:
             flags = ["random"]

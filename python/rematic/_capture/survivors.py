@@ -26,7 +26,7 @@ def left(recorder: Recorder) -> set[int]:
     held = set().union(*recorder.unreleased().values())
     return {
         row
-        for row, (_, category, birth) in enumerate(recorder.storages)
+        for row, (_, category, birth, *_) in enumerate(recorder.storages)
         if birth is not None and category in ("activation", "temp") and (recorder.is_alive(row) or row in held)
     }
 
@@ -38,7 +38,7 @@ def inherit(recorder: Recorder, earlier: Recorder) -> None:
         storage = ref()
         if storage is None or type(ref) is FreshRef or ref.address in recorder.watched:
             continue
-        _, category, birth = earlier.storages[ref.row]
+        _, category, birth, *_ = earlier.storages[ref.row]
         if birth is None:
             continue
         if ref.row not in rows:

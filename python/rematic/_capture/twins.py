@@ -21,6 +21,9 @@ from .operators import ACROSS_DEVICES, Facts
 from .replica import Replica
 from .values import Values
 
+# A word of the trace, about storages.
+SEEN = "seen"
+
 
 class Twins(TorchDispatchMode):
     """What the recorder knows of real tensors."""
@@ -48,6 +51,26 @@ class Twins(TorchDispatchMode):
         """The row of a tensor's storage, if the trace knows it."""
         ref = self.watched.get(inner(tensor).untyped_storage()._cdata)
         return None if ref is None else ref.row
+
+    def words(self, storage: torch.UntypedStorage, birth: int | None) -> list[str]:
+        """What is to be said of a new storage: what the step makes on the host may be read by more than operators."""
+        return [SEEN] if birth is not None and storage.device.type != "meta" else []
+
+    def see(self, tensor: Tensor) -> None:
+        """More than operators reads a tensor: Python, or code that looks at memory."""
+        row = self.row_of(tensor) if tensor.layout is torch.strided else None
+        if row is not None:
+            self._see(row)
+
+    def see_beside(self, on_host: bool, made: Iterable[list[int]]) -> None:
+        """An operator has made this; if also something on the host, that is not followed, and whoever reads it needs the operator."""
+        for row, _ in made if on_host else ():
+            self._see(row)
+
+    def _see(self, row: int) -> None:
+        storage = self.storages[row]
+        if storage[2] is not None and SEEN not in storage:
+            storage.append(SEEN)
 
     def storage_before_step(self, tensor: Tensor, category: str) -> int:
         """The row of the storage of a tensor that exists before the step."""
@@ -121,6 +144,7 @@ class Twins(TorchDispatchMode):
         finally:
             self._quiet = False
         self._share(twin, tensor, row)
+        self._see(row)
         return twin
 
     def _share(self, twin: Tensor, tensor: Tensor, row: int) -> None:

@@ -44,6 +44,8 @@ class Values(TorchDispatchMode):
         self.inside_model = inside_model
         # Whether the CPU is imitated.
         self.is_on_cpu = False
+        # Told which tensors Python looks at.
+        self.sees: Callable[[Tensor], None] = lambda tensor: None
         # What a real run has read, if there was one.
         self.place = Place()
         # Optimizers read other numbers on other devices: what they read is not counted.

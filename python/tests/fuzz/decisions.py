@@ -37,8 +37,10 @@ def planned(trace: rematic.Trace, random: Random) -> rematic.Plan | None:
 
 
 def by_hand(document: Document, random: Random) -> rematic.Plan | None:
-    """Some calls of modules as regions. What must be saved is; the rest is recomputed, or saved here and there."""
+    """Some calls of modules as regions. What must be saved is; the rest is recomputed, or saved here and there, or skipped, whoever
+    reads it: then the module runs again in full."""
     share, saved = random.choice((0.3, 0.7, 1.0)), random.choice((0.0, 0.0, 0.2, 0.5))
+    skipped = random.choice((0.0, 0.0, 0.02, 0.1))
     chosen: list[dict[str, Any]] = []
     for region in calls_of(document):
         if random.random() < share and not any(set(region["ops"]) & set(other["ops"]) for other in chosen):
@@ -48,6 +50,9 @@ def by_hand(document: Document, random: Random) -> rematic.Plan | None:
             if forced or random.random() < saved:
                 for at in group:
                     region["policy"][at]["decision"] = "save"
+        for op in region["policy"]:
+            if op["decision"] == "recompute" and random.random() < skipped:
+                op["decision"] = "skip"
     return plan_of(document, chosen) if chosen else None
 
 

@@ -421,6 +421,11 @@ impl<'a> Walk<'a> {
         let outputs = tensors(self, self.trace.outputs(op));
         let saves = tensors(self, self.trace.saves(op));
         self.record(id, &inputs, &outputs, &saves, &births);
+        for (at, &birth) in self.births[id].iter().enumerate() {
+            if self.trace.storages()[birth].seen {
+                self.made.set_seen(StorageId::new(first + at));
+            }
+        }
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 use std::collections::{HashMap, HashSet};
 
 use rematic_cost::Costs;
-use rematic_replay::{Checkpoint, Ledger, Region, RegionId, Regions, births};
+use rematic_replay::{Checkpoint, Ledger, Readings, Region, RegionId, Regions, births};
 use rematic_trace::{Bytes, Event, Millis, OpId, StepTrace, StorageId, Table};
 
 use super::{Bundle, Fate, Lifetimes, Skipping, Writes, bundles};
@@ -118,15 +118,16 @@ pub struct Candidates<'a> {
     shared: Table<StorageId, bool>,
     /// Holds per storage, while a region is run through; zero in between.
     holds: Table<StorageId, u32>,
-    /// Whether operators need not run again of which nothing reads the results.
-    skips: bool,
+    /// Who reads what, where operators need not run again of which nothing reads the results.
+    readings: Option<Readings<'a>>,
 }
 
 impl<'a> Candidates<'a> {
     /// The same with [`Limits::skips`](crate::Limits::skips).
     #[must_use]
     pub fn skipping(self, skips: bool) -> Self {
-        Candidates { skips, ..self }
+        let end = self.regions.all().iter().map(|region| region.ops.end).max().unwrap_or(0);
+        Candidates { readings: skips.then(|| Readings::new(self.trace, 0..end)), ..self }
     }
 
     /// `ledger` tells the size of storages, `costs` how long operators take.
@@ -144,7 +145,7 @@ impl<'a> Candidates<'a> {
         let is_exit = |event: &Event| matches!(event, Event::Exit(_));
         let exits = trace.events().iter().enumerate().filter(|(_, event)| is_exit(event)).map(|(at, _)| at).collect();
         let (lifetimes, writes, holds) = (Lifetimes::new(trace), Writes::new(trace), storages.filled(0));
-        Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds, skips: false }
+        Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds, readings: None }
     }
 
     /// The regions of the step.
@@ -197,10 +198,9 @@ impl<'a> Candidates<'a> {
         let mut always_saved = Vec::new();
         let mut always_kept = Bytes(0);
         let mut settled = region.events.end;
-        let Skipping { always: unread, with, goes } = if self.skips {
-            Skipping::new(self.trace, region, self.ledger, &bundles)
-        } else {
-            Skipping::nothing(region, &bundles)
+        let Skipping { always: unread, with, goes } = match &self.readings {
+            Some(readings) => Skipping::new(self.trace, readings, region, self.ledger, &bundles),
+            None => Skipping::nothing(region, &bundles),
         };
         for ((Bundle { mut ops, fate }, skipped), goes) in bundles.into_iter().zip(with).zip(goes) {
             // What never runs again, or only if another does, is never kept.

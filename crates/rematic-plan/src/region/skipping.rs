@@ -5,7 +5,7 @@
 //! memory at any moment, if it makes no less, and more time; so it is never kept, and goes with the bundle: it runs again if the
 //! bundle does. So what a policy frees and takes stays a sum over its bundles.
 
-use rematic_replay::{Ledger, Region, births, communicates, may_rest, unread};
+use rematic_replay::{Ledger, Readings, Region, births};
 use rematic_trace::{Bytes, OpId, StepTrace};
 
 use super::{Bundle, Fate};
@@ -48,18 +48,24 @@ impl Skipping {
     }
 
     /// In time linear in the region.
-    pub(crate) fn new(trace: &StepTrace, region: &Region, ledger: &Ledger, bundles: &[Bundle]) -> Self {
+    pub(crate) fn new(
+        trace: &StepTrace,
+        readings: &Readings,
+        region: &Region,
+        ledger: &Ledger,
+        bundles: &[Bundle],
+    ) -> Self {
         let start = region.ops.start;
         let stored = bundles.iter().filter(|bundle| bundle.fate == Fate::Store).flat_map(|bundle| &bundle.ops);
         let mut stored: Vec<OpId> = stored.map(|op| OpId::new(start + op)).collect();
         stored.sort_unstable();
-        let always = unread(trace, region, &stored);
+        let always = readings.unread(region, &stored);
         let mut bundle_of = vec![None; region.ops.len()];
         for (index, bundle) in bundles.iter().enumerate() {
             bundle.ops.iter().for_each(|&op| bundle_of[op] = Some(index));
         }
         let mut skipping = Skipping { always, with: vec![Vec::new(); bundles.len()], goes: vec![false; bundles.len()] };
-        if communicates(trace, region) {
+        if readings.communicates(region) {
             return skipping;
         }
         // By operator, the bundle that it goes with.
@@ -69,9 +75,9 @@ impl Skipping {
             let birth = trace.storages()[storage].birth.filter(|birth| region.contains(*birth));
             birth.map(|birth| birth.index() - start)
         };
-        for op in &trace.ops().items()[region.ops.clone()] {
-            let kept = trace.saves(op).iter().map(|tensor| tensor.storage).chain(trace.mutates(op).iter().copied());
-            kept.filter_map(birth).for_each(|at| readers[at] = Readers::Many);
+        for id in region.ops.clone().map(OpId::new) {
+            let changed = trace.mutates(trace.op(id)).iter().filter_map(|storage| birth(*storage));
+            readings.read_whatever_runs(region, id).chain(changed).for_each(|at| readers[at] = Readers::Many);
         }
         let made = |op: usize| births(trace, OpId::new(start + op)).map(|storage| ledger.footprint(storage)).sum();
         let made_by = |bundle: usize| -> Bytes { bundles[bundle].ops.iter().map(|op| made(*op)).sum() };
@@ -89,7 +95,7 @@ impl Skipping {
             if let (Readers::Bundle(own), Readers::Bundle(reader)) = (reads, readers[at])
                 && own != reader
                 && bundles[own].ops.len() == 1
-                && may_rest(trace, region, id)
+                && readings.may_rest(region, id)
                 && made(at) >= made_by(reader)
             {
                 skipping.goes[own] = true;

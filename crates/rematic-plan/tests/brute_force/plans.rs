@@ -32,7 +32,7 @@ impl Plans {
         most: usize,
     ) -> Option<Plans> {
         let ledger = Ledger::new(trace, limits.allocator);
-        let mut look = Candidates::new(trace, regions, &ledger, costs);
+        let mut look = Candidates::new(trace, regions, &ledger, costs).skipping(limits.may_skip());
         let candidates: Vec<Option<Candidate>> = regions
             .all()
             .iter()

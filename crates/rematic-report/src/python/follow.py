@@ -271,6 +271,9 @@ class _Again(_Follower):
     def begin(self, snapshot):
         self.kept.snapshot = snapshot
 
+    def repeated(self, run):
+        return run()
+
     def casts_anew(self, func, args):
         """Whether a parameter is cast that the first run found among what autocast remembered."""
         first = self.kept.casts.get(self.position.left[-1][0]) if self.position.left else None

@@ -129,6 +129,7 @@ impl Tables {
                 FlagRow::View => flags.view = true,
                 FlagRow::Random => flags.random = true,
                 FlagRow::Host => flags.host = true,
+                FlagRow::Holds => flags.holds = true,
                 FlagRow::Collective => {
                     self.of_version_1.get_or_insert("collective among flags");
                     let table = &mut self.trace.collectives;
@@ -164,7 +165,7 @@ impl Tables {
     fn storage(&mut self, row: &StorageRow) {
         let is = |word| row.words.contains(&word);
         if !row.words.is_empty() {
-            self.of_version_2.get_or_insert("pinned, released or share among storages");
+            self.of_version_2.get_or_insert("pinned, released, seen or share among storages");
         }
         self.trace.storages.push(Storage {
             bytes: row.bytes,
@@ -172,6 +173,7 @@ impl Tables {
             birth: row.birth.map(|op| OpId::new(op as usize)),
             pool: if is(StorageWord::Pinned) { Pool::Pinned } else { Pool::Device },
             released: is(StorageWord::Released),
+            seen: is(StorageWord::Seen),
             share: row
                 .words
                 .iter()

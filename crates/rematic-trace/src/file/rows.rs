@@ -56,6 +56,7 @@ pub(super) struct StorageRow {
 pub(super) enum StorageWord {
     Pinned,
     Released,
+    Seen,
     Share(u64),
 }
 
@@ -149,6 +150,7 @@ pub(super) enum FlagRow {
     /// Of version 1.
     Collective,
     Host,
+    Holds,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]

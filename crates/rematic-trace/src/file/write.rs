@@ -99,13 +99,19 @@ fn storage_words(storage: &Storage) -> Vec<StorageWord> {
     let words = [
         (storage.pool == Pool::Pinned, StorageWord::Pinned),
         (storage.released, StorageWord::Released),
+        (storage.seen, StorageWord::Seen),
         (storage.share.is_some(), StorageWord::Share(storage.own_bytes())),
     ];
     words.into_iter().filter(|(holds, _)| *holds).map(|(_, word)| word).collect()
 }
 
 fn op_row(trace: &StepTrace, op: &Op) -> OpRow {
-    let flags = [(op.flags.view, FlagRow::View), (op.flags.random, FlagRow::Random), (op.flags.host, FlagRow::Host)];
+    let flags = [
+        (op.flags.view, FlagRow::View),
+        (op.flags.random, FlagRow::Random),
+        (op.flags.host, FlagRow::Host),
+        (op.flags.holds, FlagRow::Holds),
+    ];
     OpRow {
         name: row(op.name.index()),
         phase: op.phase,
