@@ -50,10 +50,14 @@ def total_after_each(trace: rematic.Trace) -> list[tuple[str, int]]:
 
 
 def unlike(native: rematic.Trace, captured: rematic.Trace) -> list[str]:
-    """Where the total after an operator is another one. A captured step has more of them: views, and the buffers of collectives as
-    operators of their own."""
-    real, found, at = total_after_each(captured), [], 0
-    for number, (name, total) in enumerate(total_after_each(native)):
+    """Where the total after an operator is another one."""
+    return unlike_totals(total_after_each(native), total_after_each(captured))
+
+
+def unlike_totals(native: list[tuple[str, int]], real: list[tuple[str, int]]) -> list[str]:
+    """The same of totals. A captured step has more operators: views, and the buffers of collectives as operators of their own."""
+    found, at = [], 0
+    for number, (name, total) in enumerate(native):
         here = next((other for other in range(at, len(real)) if real[other][0] == name), None)
         if here is None:
             found.append(f"operator {number}, {name}, is not captured")

@@ -8,6 +8,9 @@ by its width, and the loss is computed from logits that stay dealt out. Where fa
   as in the plans of transformers (`colwise_gather_output`, `rowwise_split_input`).
 - The block of experts is given all of the sequence and gives summands; the router is on all ranks the same, and each rank has a part
   of the width of every expert, as torchtitan has it.
+- DeepSeek's attention is left whole, as in the plan of transformers for V3: all ranks compute it for all of the sequence. Dense and
+  shared networks and experts are dealt out.
+- GPT-OSS's sinks go by heads, its experts as torchtitan deals them out: of the bias behind the sum every rank adds an equal share.
 - A model that makes a mask makes it of all positions: the embedding gives all of the sequence, and the first layer takes its part.
 """
 from typing import Any
@@ -78,6 +81,66 @@ class Experts(ParallelStyle):
         return module
 
 
+class Divided(torch.autograd.Function):
+    """An equal share of a bias that every rank adds; the gradient is that of all of it: torchtitan's `ScaleBiasForward`."""
+
+    @staticmethod
+    def forward(ctx: Any, bias: torch.Tensor, ranks: int) -> torch.Tensor:
+        return bias / ranks
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, None
+
+
+class BiasedExperts(ParallelStyle):
+    """GPT-OSS's experts, whose weights are the other way round and have biases: torchtitan's `GptossTensorParallel`."""
+
+    def _apply(self, module: torch.nn.Module, mesh: Any) -> torch.nn.Module:
+        cuts = {"gate_up_proj": Shard(2), "gate_up_proj_bias": Shard(1), "down_proj": Shard(1), "down_proj_bias": WHOLE}
+
+        def given(_, inputs: Any, mesh: Any) -> Any:
+            return (inputs[0].to_local(grad_placements=[Partial()]), *inputs[1:])
+
+        for name, how in cuts.items():
+            dealt = distribute_tensor(module._parameters[name], mesh, [how], src_data_rank=None)
+            module.register_parameter(name, torch.nn.Parameter(dealt))
+        distribute_module(module, mesh, lambda *_: None, given, None)
+        plain = module.forward
+
+        def forward(*args: Any) -> Any:
+            dealt = dict(module._parameters)
+            own = {name: parameter.to_local() for name, parameter in dealt.items()}
+            own["down_proj_bias"] = Divided.apply(own["down_proj_bias"], mesh.size())
+            module._parameters.update(own)
+            try:
+                return plain(*args)
+            finally:
+                module._parameters.update(dealt)
+
+        module.forward = forward
+        return module
+
+
+class Sinks(PrepareModuleInput):
+    """Attention with a number for each head, of which every rank has those of its heads."""
+
+    def _apply(self, module: torch.nn.Module, mesh: Any) -> torch.nn.Module:
+        dealt = distribute_tensor(module.sinks, mesh, [Shard(0)], src_data_rank=None)
+        module.register_parameter("sinks", torch.nn.Parameter(dealt))
+        plain = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with _use_local_dtensor_params(module):
+                return plain(*args, **kwargs)
+
+        module.forward = forward
+        return super()._apply(module, mesh)
+
+
+LATENT = ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj")
+
+
 def normed(layer: torch.nn.Module) -> dict[str, Any]:
     """The norms of a layer: those before a part of it, and those behind one."""
     behind = hasattr(layer, "post_feedforward_layernorm")
@@ -90,6 +153,8 @@ def normed(layer: torch.nn.Module) -> dict[str, Any]:
 
 def attending(attention: torch.nn.Module) -> dict[str, Any]:
     """Attention."""
+    if hasattr(attention, "kv_a_proj_with_mqa"):
+        return {name: Replicated() for name in LATENT if getattr(attention, name, None) is not None}
     norms = [name for name in ("q_norm", "k_norm") if hasattr(attention, name)]
     if hasattr(attention, "qkv_proj") or type(attention).__name__.startswith("Olmo2"):
         plan: dict[str, Any] = {"o_proj": RowwiseParallel(input_layouts=WHOLE, output_layouts=PART)}
@@ -107,7 +172,8 @@ def feeding(network: torch.nn.Module) -> dict[str, Any]:
     """The feed-forward network."""
     if hasattr(network, "experts"):
         return {
-            "gate": Replicated(Partial()), "experts": Experts(), "shared_expert_gate": Replicated(Partial()),
+            "gate": Replicated(Partial()), "router": Replicated(Partial()),
+            "experts": BiasedExperts() if hasattr(network.experts, "down_proj_bias") else Experts(), "shared_expert_gate": Replicated(Partial()),
             **{f"{shared}.{name}": ColwiseParallel() for shared in SHARED for name in ("gate_proj", "up_proj")},
             **{f"{shared}.down_proj": RowwiseParallel(output_layouts=Partial()) for shared in SHARED},
         }  # fmt: skip
@@ -135,12 +201,20 @@ def dealt_layer(layer: torch.nn.Module) -> dict[str, Any]:
     attention = getattr(layer, name)
     plan = normed(layer)
     if name == "self_attn":
-        plan[name] = PrepareModuleInput(input_kwarg_layouts={"hidden_states": PART}, desired_input_kwarg_layouts={"hidden_states": WHOLE})
+        keywords = {"input_kwarg_layouts": {"hidden_states": PART}, "desired_input_kwarg_layouts": {"hidden_states": WHOLE}}
+        if hasattr(attention, "kv_a_proj_with_mqa"):
+            outputs = {"output_layouts": (WHOLE, None), "desired_output_layouts": (PART, None)}
+            plan[name] = PrepareModuleInputOutput(**keywords, **outputs)
+        else:
+            plan[name] = (Sinks if hasattr(attention, "sinks") else PrepareModuleInput)(**keywords)
     else:
         plan[name] = PrepareModuleInput(input_layouts=(PART,), desired_input_layouts=(WHOLE,))
     gathered = {"input_layouts": (PART,), "desired_input_layouts": (WHOLE,)}
     if hasattr(layer.mlp, "experts"):
-        plan["mlp"] = PrepareModuleInputOutput(**gathered, output_layouts=(Partial(),), desired_output_layouts=(PART,))
+        # GPT-OSS's gives shares of experts too.
+        others = (None,) if hasattr(layer.mlp, "router") else ()
+        sums = {"output_layouts": (Partial(), *others), "desired_output_layouts": (PART, *others)}
+        plan["mlp"] = PrepareModuleInputOutput(**gathered, **sums)
     else:
         plan["mlp"] = PrepareModuleInput(**gathered)
     inside = {"mlp": (layer.mlp, feeding(layer.mlp)), name: (attention, attending(attention))}

@@ -23,6 +23,16 @@ TINY = {
     "num_key_value_heads": 4, "max_position_embeddings": 1024, "tie_word_embeddings": False,
 }  # fmt: skip
 EXPERTS = {**TINY, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+LATENT = {
+    "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+    "v_head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "first_k_dense_replace": 1,
+    "n_group": 4, "topk_group": 2, "max_position_embeddings": 1024, "tie_word_embeddings": False,
+}  # fmt: skip
+BIASED = {
+    **TINY, "num_hidden_layers": 2, "intermediate_size": 192, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "sliding_window": 128,
+}  # fmt: skip
 # The config; sequences, their length, optimizer; ranks, rank.
 CASES = [
     ({"model_type": "llama", **TINY}, 2, 512, "adamw", 2, 0),
@@ -42,6 +52,13 @@ CASES = [
     ({"model_type": "mixtral", **TINY, "num_local_experts": 4, "sliding_window": None}, 2, 256, "adamw", 2, 0),
     ({"model_type": "qwen2_moe", **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 256}, 2, 256, "adamw", 2, 1),
     ({"model_type": "qwen3_moe", **EXPERTS, "num_experts": 4, "head_dim": 64}, 1, 512, "adamw-fused", 4, 2),
+    ({"model_type": "deepseek_v3", **LATENT}, 2, 256, "adamw", 2, 0),
+    ({"model_type": "deepseek_v3", **LATENT, "q_lora_rank": None, "vocab_size": 2051}, 1, 512, "sgd", 4, 3),
+    ({"model_type": "deepseek_v2", **LATENT}, 3, 64, "adamw-fused", 2, 1),
+    ({"model_type": "deepseek_v2", **LATENT, "topk_method": "group_limited_greedy"}, 2, 128, "adamw", 4, 0),
+    ({"model_type": "gpt_oss", **BIASED}, 2, 256, "adamw", 2, 0),
+    ({"model_type": "gpt_oss", **BIASED, "vocab_size": 2049, "num_hidden_layers": 1}, 1, 512, "sgd-momentum", 4, 3),
+    ({"model_type": "gpt_oss", **BIASED, "sliding_window": 32}, 3, 64, "adamw-fused", 2, 1),
 ]
 SMALL = {
     "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2, "num_attention_heads": 8,

@@ -18,14 +18,17 @@ const LEFT_OUT: [&str; 3] = ["detach.default", "_local_scalar_dense.default", "l
 const RECORDED: &str = "REMATIC_TENSOR_STEPS";
 
 /// Every family of which ranks can share a model.
-const FAMILIES: [&str; 21] = [
+const FAMILIES: [&str; 24] = [
     "bert",
     "clip",
     "cohere",
+    "deepseek_v2",
+    "deepseek_v3",
     "gemma",
     "gemma2",
     "gemma3_text",
     "gpt_neox",
+    "gpt_oss",
     "granite",
     "llama",
     "mistral",

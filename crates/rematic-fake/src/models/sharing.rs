@@ -26,13 +26,10 @@ pub(super) fn check_optimizer(optimizer: Optimizer) -> Result<(), FakeError> {
 /// Has ranks share an architecture.
 pub(super) fn share(name: &str, architecture: &mut Architecture, group: TensorParallel) -> Result<(), FakeError> {
     let why = match architecture {
-        Architecture::Decoder(decoder) => match decoder.family.why_alone() {
-            None => {
-                decoder.group = Some(group);
-                return Ok(());
-            }
-            Some(why) => why,
-        },
+        Architecture::Decoder(decoder) => {
+            decoder.group = Some(group);
+            return Ok(());
+        }
         Architecture::GptNeox(neox) => {
             neox.group = Some(group);
             return Ok(());
@@ -68,7 +65,9 @@ struct Extents {
 impl Extents {
     fn of_decoder(config: &DecoderConfig) -> Self {
         let wide = ("width of the feed-forward network", config.intermediate);
+        // Attention on latent vectors is not cut.
         let heads = [("attention heads", config.heads), ("key and value heads", config.key_heads)];
+        let heads = heads.into_iter().filter(|_| config.latent.is_none());
         let width = |heads: u64| heads.saturating_mul(config.head_dim);
         let (queries, keys) = (width(config.heads), width(config.key_heads));
         let even = match config.family {
@@ -78,11 +77,11 @@ impl Extents {
             }
             Family::Olmo2 => vec![("outputs of q_proj", queries), ("outputs of k_proj", keys), wide],
             _ => match &config.experts {
-                None => heads.into_iter().chain([wide]).collect(),
+                None => heads.chain([wide]).collect(),
                 Some(experts) => {
                     let shared = experts.shared.map(|width| ("width of the shared experts", width));
                     let dense = (!experts.is_everywhere(config.layers)).then_some(wide);
-                    let all = heads.into_iter().chain([("width of an expert", experts.width)]);
+                    let all = heads.chain([("width of an expert", experts.width)]);
                     all.chain(shared).chain(dense).collect()
                 }
             },

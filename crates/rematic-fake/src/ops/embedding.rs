@@ -2,17 +2,24 @@ use rematic_trace::Layout;
 
 use crate::autograd::Gradients;
 use crate::kernel::{Derivative, Kernel, Out, Slot};
+use crate::parallel::TensorParallel;
 use crate::tensor::Tensor;
 
 impl Tensor {
     /// The elements of the last dimension at these places.
     pub(crate) fn gather_last(&self, places: &Tensor) -> Tensor {
+        self.gather_last_for(places, None)
+    }
+
+    /// The same on several ranks, each of which has a summand of the gradient.
+    pub(crate) fn gather_last_for(&self, places: &Tensor, group: Option<TensorParallel>) -> Tensor {
         let layout = Layout::contiguous(self.dtype(), places.shape());
         let own = Layout::contiguous(self.dtype(), self.shape());
         let backward = Box::new(move |gradients: &Gradients<'_>| {
-            let (gradient, places) = (gradients.output(), &gradients.saved[1]);
-            let zeros = gradient.new_zeros(own.clone());
-            let kernel = Kernel::new("scatter_add.default", &[&zeros, places, gradient], vec![Out::New(own)]);
+            let places = &gradients.saved[1];
+            let zeros = gradients.output().new_zeros(own.clone());
+            let gradient = gradients.output().summed_up(group);
+            let kernel = Kernel::new("scatter_add.default", &[&zeros, places, &gradient], vec![Out::New(own)]);
             vec![Some(gradients.tape.launch_one(kernel))]
         });
         let kernel = Kernel::new("gather.default", &[self, places], vec![Out::New(layout)]);

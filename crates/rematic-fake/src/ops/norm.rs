@@ -2,6 +2,7 @@ use rematic_trace::{Dtype, Layout};
 
 use crate::autograd::Gradients;
 use crate::kernel::{Derivative, Kernel, Out, Slot};
+use crate::parallel::TensorParallel;
 use crate::tensor::Tensor;
 
 impl Tensor {
@@ -44,7 +45,12 @@ impl Tensor {
     /// Softmax over the last dimension.
     #[must_use]
     pub fn softmax_last(&self) -> Tensor {
-        self.softmax_kernel("_softmax.default", "_softmax_backward_data.default")
+        self.softmax_last_for(None)
+    }
+
+    /// The same on several ranks, each of which has a summand of the gradient.
+    pub(crate) fn softmax_last_for(&self, group: Option<TensorParallel>) -> Tensor {
+        self.softmax_kernel("_softmax.default", "_softmax_backward_data.default", group)
     }
 
     /// Softmax over the last dimension in fp32: half numbers are read as they are, others are converted first.
@@ -67,20 +73,20 @@ impl Tensor {
 
     /// Softmax over the last dimension that gives zeros for rows that are masked completely.
     pub(crate) fn safe_softmax(&self) -> Tensor {
-        self.softmax_kernel("_safe_softmax.default", "_softmax_backward_data.default")
+        self.softmax_kernel("_safe_softmax.default", "_softmax_backward_data.default", None)
     }
 
     /// The logarithm of softmax over the last dimension.
     #[must_use]
     pub fn log_softmax_last(&self) -> Tensor {
-        self.softmax_kernel("_log_softmax.default", "_log_softmax_backward_data.default")
+        self.softmax_kernel("_log_softmax.default", "_log_softmax_backward_data.default", None)
     }
 
-    fn softmax_kernel(&self, name: &'static str, backward_name: &'static str) -> Tensor {
+    fn softmax_kernel(&self, name: &'static str, backward_name: &'static str, group: Option<TensorParallel>) -> Tensor {
         let layout = Layout::contiguous(self.dtype(), self.shape());
         let own = layout.clone();
         let backward = Box::new(move |gradients: &Gradients<'_>| {
-            let inputs = [gradients.output(), &gradients.saved[0]];
+            let inputs = [&gradients.output().summed_up(group), &gradients.saved[0]];
             vec![Some(gradients.tape.launch_one(Kernel::new(backward_name, &inputs, vec![Out::New(own)])))]
         });
         let kernel = Kernel::new(name, &[self], vec![Out::New(layout)]);

@@ -87,6 +87,25 @@ impl Tensor {
         self.gather(group, Cut::Sequence, wait, Some(derivative))
     }
 
+    /// The same for what all ranks make the same of; in backward each takes its part.
+    pub(crate) fn gather_sequence_for_all(&self, group: TensorParallel) -> Tensor {
+        let backward = Box::new(move |gradients: &Gradients<'_>| {
+            let parts = gradients.output().parts_of(group, Cut::Sequence);
+            vec![Some(parts.get(group.rank as usize).unwrap_or(gradients.output()).clone_contiguous())]
+        });
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        self.gather(group, Cut::Sequence, Wait::AtOnce, Some(derivative))
+    }
+
+    /// An equal share, as each of several ranks adds it; the gradient is that of all of it.
+    pub(crate) fn equal_share(&self) -> Tensor {
+        let backward = Box::new(|gradients: &Gradients<'_>| vec![Some(gradients.output().clone())]);
+        let out = Out::New(Layout::contiguous(self.dtype(), self.shape()));
+        let kernel = Kernel::new("div.Tensor", &[self], vec![out]);
+        let derivative = Derivative { inputs: &[self], saves: vec![], backward };
+        self.tape().launch_differentiable(kernel, derivative).swap_remove(0)
+    }
+
     /// From a part of the width to all of it, on every rank; in backward each takes its part.
     pub(crate) fn gather_width(&self, group: TensorParallel) -> Tensor {
         let backward = Box::new(move |gradients: &Gradients<'_>| {
@@ -286,6 +305,11 @@ impl Tensor {
     pub(crate) fn all_reduced(&self, group: TensorParallel, wait: Wait) -> Tensor {
         let wrapped = self.sum_of_all(group).passed(WRAP);
         if wait == Wait::AtOnce { wrapped.passed(WAIT) } else { wrapped }
+    }
+
+    /// The sum of what several ranks have, for an operator that needs all of it; as it is where there is one rank.
+    pub(crate) fn summed_up(&self, group: Option<TensorParallel>) -> Tensor {
+        group.map_or_else(|| self.clone(), |group| self.all_reduced(group, Wait::AtOnce))
     }
 
     fn sum_of_all(&self, group: TensorParallel) -> Tensor {

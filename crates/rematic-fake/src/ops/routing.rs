@@ -3,7 +3,6 @@
 use rematic_trace::{Dtype, Layout};
 
 use super::factors::Factors;
-use super::redistribute::Wait;
 use crate::autograd::Gradients;
 use crate::error::FakeError;
 use crate::kernel::{Derivative, Kernel, Out, Slot};
@@ -25,8 +24,7 @@ impl Tensor {
         let own = Layout::contiguous(self.dtype(), self.shape());
         let backward = Box::new(move |gradients: &Gradients<'_>| {
             let zeros = gradients.output().new_zeros(own);
-            let sum = group.map(|group| gradients.output().all_reduced(group, Wait::AtOnce));
-            vec![Some(zeros.with_values_at(&gradients.saved[0], sum.as_ref().unwrap_or(gradients.output())))]
+            vec![Some(zeros.with_values_at(&gradients.saved[0], &gradients.output().summed_up(group)))]
         });
         let layouts = [self.dtype(), Dtype::I64].map(|dtype| Out::New(Layout::contiguous(dtype, &shape)));
         let kernel = Kernel::new("topk.default", &[self], layouts.into());

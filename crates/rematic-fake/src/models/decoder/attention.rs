@@ -129,6 +129,11 @@ impl SelfAttention {
         arguments.extend(keywords.tensors());
         let mut kept = None;
         let output = self.scope.call_with(&[], &arguments, || {
+            // Read before all else where several ranks share them.
+            let sinks = match &self.scores {
+                Scores::Sinks(sinks) if self.group.is_some() => Some(sinks.local()),
+                _ => None,
+            };
             let (batch, seq) = (input.size(0), input.size(1));
             // What all three are views of is a variable of its own.
             let (_projected, [mut queries, mut keys, values]) = self.split(input);
@@ -140,8 +145,9 @@ impl SelfAttention {
                     let (output, weights) = causal_lm::attend_eagerly(how, three, mask, *capped);
                     (output, Some(weights))
                 }
-                Scores::Sinks(sinks) => {
-                    let (output, weights) = causal_lm::attend_with_sinks(how, three, mask, sinks);
+                Scores::Sinks(given) => {
+                    let (output, weights) =
+                        causal_lm::attend_with_sinks(how, three, mask, sinks.as_ref().unwrap_or(given));
                     (output, Some(weights))
                 }
             };

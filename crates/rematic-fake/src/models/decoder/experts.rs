@@ -5,7 +5,7 @@ use super::router::{Router, Routes};
 use super::{DecoderConfig, Family, whole_sequence};
 use crate::ArangeOverload;
 use crate::models::causal_lm::Activation;
-use crate::nn::{Linear, Scope};
+use crate::nn::{Linear, Scope, own};
 use crate::ops::Wait;
 use crate::parallel::{Spread, TensorParallel};
 use crate::tensor::Tensor;
@@ -187,17 +187,27 @@ impl Matrices {
         self.bias.as_ref().map(|bias| bias.rows_at(experts))
     }
 
-    /// The rank's own weight.
-    fn own(&self, group: Option<TensorParallel>) -> Tensor {
-        if group.is_some() { self.weight.local() } else { self.weight.clone() }
+    /// As the rank computes with them.
+    fn own(&self, group: Option<TensorParallel>) -> Matrices {
+        let weight = own(&self.weight, group);
+        let bias = self.bias.as_ref().map(|bias| own(bias, group));
+        Matrices { weight, bias, transposed: self.transposed }
+    }
+
+    /// Matrices for summands: of the biases an equal share.
+    fn for_summands(self, group: Option<TensorParallel>) -> Matrices {
+        match (group, &self.bias) {
+            (Some(_), Some(bias)) => Matrices { bias: Some(bias.equal_share()), ..self },
+            _ => self,
+        }
     }
 
     /// Groups of rows, each times the matrix of its expert.
-    fn forward(&self, weight: &Tensor, rows: &Tensor, ends: &Tensor, biases: Option<&Tensor>) -> Tensor {
+    fn forward(&self, rows: &Tensor, ends: &Tensor, biases: Option<&Tensor>) -> Tensor {
         let product = if self.transposed {
-            rows.grouped_mm(weight, ends)
+            rows.grouped_mm(&self.weight, ends)
         } else {
-            let flipped = weight.transpose(-2, -1);
+            let flipped = self.weight.transpose(-2, -1);
             rows.grouped_mm(&flipped, ends)
         };
         match biases {
@@ -253,6 +263,7 @@ impl Experts {
     fn forward(&self, tokens: &Tensor, places: &Tensor, weights: &Tensor) -> Tensor {
         let tokens = &if self.group.is_some() { tokens.local() } else { tokens.clone() };
         let (up, down) = (self.gate_up_proj.own(self.group), self.down_proj.own(self.group));
+        let down = down.for_summands(self.group);
         self.scope.call(&[tokens, places, weights], || {
             let (count, chosen, width) = (tokens.size(0), places.size(-1), tokens.size(-1));
             let rows = count.saturating_mul(chosen);
@@ -265,11 +276,11 @@ impl Experts {
             };
             let sorted_weights = weights.rows_at(&order);
             let (_numbers, _each, ends) = sorted.offsets(self.count);
-            let mut biases = self.gate_up_proj.biases(&sorted);
-            let mut output = self.gate_up_proj.forward(&up, &selected, &ends, biases.as_ref());
+            let mut biases = up.biases(&sorted);
+            let mut output = up.forward(&selected, &ends, biases.as_ref());
             output = self.gate.forward(&output);
-            biases = self.down_proj.biases(&sorted);
-            output = self.down_proj.forward(&down, &output, &ends, biases.as_ref());
+            biases = down.biases(&sorted);
+            output = down.forward(&output, &ends, biases.as_ref());
             let mut weighted = {
                 let column = sorted_weights.unsqueeze(-1);
                 output.mul(&column)

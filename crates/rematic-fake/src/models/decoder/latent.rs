@@ -2,9 +2,10 @@
 
 use super::norm::{Dealt, Norm, NormKind};
 use super::rotary::Rotation;
-use super::{DecoderConfig, Keywords};
+use super::{DecoderConfig, Keywords, own_sequence};
 use crate::models::causal_lm;
 use crate::nn::{Linear, Scope};
+use crate::parallel::TensorParallel;
 use crate::tensor::Tensor;
 use crate::{Attention, AttentionKernel};
 
@@ -45,6 +46,8 @@ pub(super) struct LatentAttention {
     heads: u64,
     widths: LatentConfig,
     attention: Attention,
+    /// The ranks that share the rest of the model: each computes all of the attention.
+    group: Option<TensorParallel>,
 }
 
 enum Queries {
@@ -53,16 +56,16 @@ enum Queries {
 }
 
 impl Queries {
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor, group: Option<TensorParallel>) -> Tensor {
         match self {
-            Queries::Direct(q_proj) => q_proj.forward(input),
+            Queries::Direct(q_proj) => q_proj.forward_columns(input, group),
             Queries::Latent(parts) => {
                 let (q_a_proj, q_a_layernorm, q_b_proj) = &**parts;
                 let normed = {
-                    let narrow = q_a_proj.forward(input);
+                    let narrow = q_a_proj.forward_columns(input, group);
                     q_a_layernorm.forward(&narrow)
                 };
-                q_b_proj.forward(&normed)
+                q_b_proj.replicated(&normed, group)
             }
         }
     }
@@ -74,7 +77,8 @@ impl LatentAttention {
         let scope = parent.child("self_attn", &format!("{}Attention", family.prefix()));
         let linear = |name, inputs, outputs, bias| Linear::new(&scope, name, inputs, outputs, bias);
         let class = family.norm_class();
-        let norm = |name, width| Norm::new(&scope, name, (NormKind::Plain, &class), &[width], Dealt::Alone);
+        let dealt = if config.group.is_some() { Dealt::Replicated } else { Dealt::Alone };
+        let norm = |name, width| Norm::new(&scope, name, (NormKind::Plain, &class), &[width], dealt);
         let (hidden, bias) = (config.hidden, config.qkv_bias);
         let of_heads = |width: u64| config.heads.saturating_mul(width);
         let all_queries = of_heads(widths.still.saturating_add(widths.turning));
@@ -104,23 +108,25 @@ impl LatentAttention {
             heads: config.heads,
             widths: widths.clone(),
             attention,
+            group: config.group,
         }
     }
 
     /// Called with keyword arguments only.
     pub(super) fn forward(&self, input: &Tensor, keywords: &Keywords<'_>) -> Tensor {
+        let input = &self.group.map_or_else(|| input.clone(), |group| input.gather_sequence_for_all(group));
         let mut arguments = vec![input];
         arguments.extend(keywords.tensors());
         let LatentConfig { rank, still, turning, value, .. } = self.widths;
-        self.scope.call_with(&[], &arguments, || {
+        let output = self.scope.call_with(&[], &arguments, || {
             let (batch, seq) = (input.size(0), input.size(1));
             let all = {
-                let flat = self.queries.forward(input);
+                let flat = self.queries.forward(input, self.group);
                 flat.view(&[batch, seq, self.heads, still.saturating_add(turning)]).transpose(1, 2)
             };
             let (query_still, mut query_turning) = all.split_at(still);
             // A variable of its own, of which the keys' turning part is a view.
-            let compressed = self.kv_a_proj_with_mqa.forward(input);
+            let compressed = self.kv_a_proj_with_mqa.forward_columns(input, self.group);
             let (mut latent, mut key_turning) = compressed.split_at(rank);
             latent = self.kv_a_layernorm.forward(&latent);
             latent = latent.view(&[batch, 1, seq, rank]);
@@ -130,9 +136,13 @@ impl LatentAttention {
             let (keys, values) = self.expanded(&latent, &key_turning);
             let mut output = causal_lm::attend(self.attention, &queries, &keys, &values, keywords.mask);
             output = output.reshape(&[batch, seq, self.heads.saturating_mul(value)]);
-            output = self.o_proj.forward(&output);
+            output = self.o_proj.replicated(&output, self.group);
             output
-        })
+        });
+        match self.group {
+            None => output,
+            Some(group) => own_sequence(&output, group),
+        }
     }
 
     fn turned(&self, queries: &Tensor, keys: &Tensor, rotary: &(Tensor, Tensor)) -> (Tensor, Tensor) {
@@ -148,7 +158,7 @@ impl LatentAttention {
         let widths = &self.widths;
         let (batch, seq) = (latent.size(0), latent.size(2));
         let both = {
-            let flat = self.kv_b_proj.forward(latent);
+            let flat = self.kv_b_proj.replicated(latent, self.group);
             flat.view(&[batch, seq, self.heads, widths.still.saturating_add(widths.value)]).transpose(1, 2)
         };
         let (still, values) = both.split_at(widths.still);

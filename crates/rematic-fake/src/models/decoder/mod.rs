@@ -82,17 +82,6 @@ impl Family {
         }
     }
 
-    /// Why ranks cannot share it, if they cannot.
-    pub(super) fn why_alone(self) -> Option<&'static str> {
-        match self {
-            Family::GptOss => {
-                Some("transformers has no plan for it, and each rank would add the biases of its experts")
-            }
-            Family::DeepseekV2 | Family::DeepseekV3 => Some("its latent attention is in no plan that runs its classes"),
-            _ => None,
-        }
-    }
-
     /// The layers that PEFT gives adapters if it is not told which (`TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING` of 0.21).
     pub(super) fn lora_targets(self) -> &'static [&'static str] {
         match self {

@@ -68,7 +68,7 @@ impl Router {
     fn of_logits(&self, tokens: &Tensor) -> Routes {
         let logits = tokens.linear(&self.weight, self.bias.as_ref());
         let (highest, places) = logits.top(self.chosen);
-        let weights = highest.softmax_last();
+        let weights = highest.softmax_last_for(self.group);
         Routes { logits, weights, places }
     }
 
@@ -99,7 +99,7 @@ impl Router {
             };
             (best, mask)
         });
-        let (mut weights, places) = shares.top(self.chosen);
+        let (mut weights, places) = shares.top_for(self.chosen, self.group);
         weights = weights.mul_scalar();
         drop(held);
         Routes { logits, weights, places }
@@ -120,7 +120,7 @@ impl Router {
             choice.masked(&others)
         };
         let (_, places) = choice.top(self.chosen);
-        let mut weights = scores.gather_last(&places);
+        let mut weights = scores.gather_last_for(&places, self.group);
         let denominator = self.normalized.then(|| {
             let sum = weights.sum_dim(-1, true);
             sum.add_scalar()
