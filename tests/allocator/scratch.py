@@ -332,8 +332,23 @@ class Cases:
             yield aten.amax.default, (batch, axes)
             yield aten.argmax.default, (batch, axes[0])
 
+    def strided(self):
+        """Norms of what has gaps, or lies the other way."""
+        for _ in range(10):
+            rows, width, dtype = self.size(3000), self.size(2000), self.float()
+            weight = self.tensor(width, dtype=dtype)
+            batch, gradient = (self.matrix(rows, width, dtype) for _ in range(2))
+            _, mean, scale = aten.native_layer_norm.default(batch, [width], weight, weight, 1e-5)
+            wanted = self.random.choice([[True] * 3, [True, False, False], [False, True, True]])
+            yield aten.native_layer_norm.default, (batch, [width], weight, weight, 1e-5)
+            yield aten.native_layer_norm_backward.default, (gradient, batch, [width], mean, scale, weight, weight, wanted)
+            _, scale = aten._fused_rms_norm.default(batch, [width], weight, 1e-6)
+            yield aten._fused_rms_norm.default, (batch, [width], weight, 1e-6)
+            yield aten._fused_rms_norm_backward.default, (gradient, batch, [width], scale, weight, [True, True])
+
     def all(self):
-        parts = (self.products, self.attention, self.norms, self.losses, self.reductions, self.indices, self.rest, self.large)
+        common = (self.products, self.attention, self.norms, self.losses, self.reductions, self.indices, self.rest)
+        parts = (*common, self.large, self.strided)
         for part in parts:
             yield from part()
 

@@ -206,6 +206,8 @@ fn rule(name: &str) -> Option<Rule> {
         "embedding" => embedding::forward,
         "native_dropout" => pointwise::dropout,
         "_safe_softmax" => pointwise::safe_softmax,
+        "native_layer_norm" | "_fused_rms_norm" => norm::layer,
+        "native_layer_norm_backward" | "_fused_rms_norm_backward" => norm::layer_backward,
         "native_group_norm" => norm::group,
         "native_group_norm_backward" => norm::group_backward,
         "native_batch_norm" => norm::batch,

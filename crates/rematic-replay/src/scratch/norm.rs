@@ -3,10 +3,32 @@
 use rematic_trace::{Dtype, Layout};
 
 use super::Use::{Give, Output, Outputs, Take};
-use super::{Call, Use, product};
+use super::{Call, Use, bytes, product};
 
 /// Statistics are numbers of 32 bits.
 const STATISTIC: u64 = 4;
+
+/// A copy of what is not contiguous.
+fn copy(layout: Option<&Layout>) -> Option<Use> {
+    layout.filter(|layout| !layout.is_contiguous()).map(|layout| Take(bytes(layout)))
+}
+
+/// Layer and RMS norm read an input without gaps (`layer_norm_cuda` in `layer_norm_kernel.cu`).
+pub(super) fn layer(call: &Call<'_>, uses: &mut Vec<Use>) {
+    if let Some(copy) = copy(call.input(0)) {
+        uses.extend([copy, Outputs, Give(0)]);
+    }
+}
+
+/// Their backward, the input and then the gradient (`layer_norm_backward_cuda`).
+pub(super) fn layer_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
+    match (copy(call.input(1)), copy(call.input(0))) {
+        (Some(input), Some(gradient)) => uses.extend([input, Outputs, gradient, Give(0), Give(1)]),
+        (Some(input), None) => uses.extend([input, Outputs, Give(0)]),
+        (None, Some(gradient)) => uses.extend([Outputs, gradient, Give(0)]),
+        (None, None) => {}
+    }
+}
 
 /// Samples times channels, and samples times groups, of a group norm.
 fn extents(input: &Layout, statistics: &Layout) -> Option<(u64, u64)> {
