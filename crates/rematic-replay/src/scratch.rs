@@ -7,9 +7,11 @@ mod attention;
 mod convolution;
 mod embedding;
 mod gemm;
+mod images;
 mod index;
 mod norm;
 mod pointwise;
+mod pool;
 mod reduction;
 mod sort;
 
@@ -197,10 +199,21 @@ fn rule(name: &str) -> Option<Rule> {
             attention::efficient_backward
         }
         "embedding_dense_backward" => embedding::backward,
-        "sum" | "mean" | "nansum" | "any" | "all" | "linalg_vector_norm" => reduction::reduce,
-        "amax" | "amin" => reduction::extreme,
+        "sum" | "mean" | "nansum" | "linalg_vector_norm" => reduction::reduce,
+        "amax" | "amin" | "any" | "all" => reduction::extreme,
+        "aminmax" => reduction::extremes,
+        "var" | "std" | "var_mean" | "std_mean" => reduction::variance,
         "argmax" | "argmin" => reduction::place,
         "max" | "min" if name.ends_with(".dim") => reduction::place,
+        "max" | "min" if name.ends_with(".default") => reduction::extreme_of_all,
+        "max_pool2d_with_indices" | "avg_pool2d" => pool::pool,
+        "max_pool2d_with_indices_backward" | "avg_pool2d_backward" => pool::pool_backward,
+        "_adaptive_avg_pool2d" => pool::adaptive,
+        "_adaptive_avg_pool2d_backward" => pool::adaptive_backward,
+        "upsample_nearest2d" | "upsample_nearest2d_backward" | "upsample_bilinear2d_backward" => pool::resized,
+        "upsample_bicubic2d_backward" | "reflection_pad2d" => pool::channels_first,
+        "cumsum" => sort::running,
+        "roll" => pointwise::roll,
         "index_put" => index::add_unchecked,
         "index_put_" | "_index_put_impl_" => index::add,
         "embedding" => embedding::forward,
@@ -216,8 +229,12 @@ fn rule(name: &str) -> Option<Rule> {
         "convolution_backward" => convolution::backward,
         "sort" => sort::sort,
         "topk" => sort::top,
+        "_softmax" | "_log_softmax" => pointwise::softmax,
         "_softmax_backward_data" => pointwise::softmax_backward,
-        "mse_loss" => pointwise::square_loss,
+        "_log_softmax_backward_data" => pointwise::log_softmax_backward,
+        "mse_loss" | "smooth_l1_loss" => pointwise::summed_loss,
+        "huber_loss" => pointwise::loss_then_sum,
+        "binary_cross_entropy_with_logits" => pointwise::two_losses_then_sum,
         "logsumexp" => pointwise::log_sum_exp,
         "_foreach_norm" => pointwise::norms,
         _ => return None,
