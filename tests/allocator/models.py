@@ -260,7 +260,6 @@ MODELS: dict[str, Callable[[], Model]] = {
     "marian": lambda: family("Marian", "MTModel", lambda: {**labelled(4, 256)(), "use_cache": False}, d_model=512, encoder_layers=3,
                              decoder_layers=3, encoder_ffn_dim=2048, decoder_ffn_dim=2048, vocab_size=32000, decoder_start_token_id=0,
                              pad_token_id=1, max_position_embeddings=512),
-    "xlnet": lambda: family("XLNet", "LMHeadModel", labelled(4, 256), attention="eager", n_layer=4, d_model=768, n_head=12, d_inner=3072),
     "efficientnet": lambda: other("from_timm", "efficientnet_b0", {"x": (16, 3, 224, 224)}, (16,)),
     "mobilenet": lambda: other("from_timm", "mobilenetv3_large_100", {"x": (16, 3, 224, 224)}, (16,), HALF, "sgd-momentum"),
     "resnet": lambda: other("from_torchvision", "resnet50", {"x": (16, 3, 224, 224)}, (16,), optimizer="sgd-momentum"),

@@ -74,7 +74,7 @@ def main():
     card = f"{10 * properties.major + properties.minor} {properties.multi_processor_count}"
     with open(out, "w") as file:
         cases = Cases(seed)
-        for operator, args, *options in cases.convolutions() if convolves else itertools.chain(cases.all(), kernels.all(cases)):
+        for operator, args, *options in cases.convolutions() if convolves else itertools.chain(cases.all(), kernels.all(Cases(seed))):
             name = str(operator).removeprefix("aten.")
             if "flash_attention.default" in name and args[3]:
                 name += " random"

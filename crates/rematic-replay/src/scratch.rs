@@ -102,17 +102,15 @@ impl Scratch {
     /// The math kernel of attention adds its mask to the scores in place (`_scaled_dot_product_attention_math` in
     /// `attention.cpp`). Autograd adds a second gradient to the first in place, if nothing else refers to that one (`can_accumulate_inplace` in
     /// `input_buffer.cpp`); only while somebody watches, it makes a new tensor. So it does with the zeros that picked rows are
-    /// added to (`index_backward` in `TensorAdvancedIndexing.cpp`). A view refers to what it is a view of.
+    /// added to (`index_backward` in `TensorAdvancedIndexing.cpp`). A view refers to what it is a view of; once an operator has read
+    /// the view, what is left is the original.
     fn find_accumulations(&mut self, trace: &StepTrace) {
         let (mut last, mut viewed) = (None, trace.storages().filled(false));
         for event in trace.events() {
             match *event {
                 rematic_trace::Event::Op(id) => {
-                    last = Some(id);
-                    let op = trace.op(id);
-                    for tensor in trace.outputs(op).iter().filter(|_| op.flags.view) {
-                        // Another view than the one that is added to may have gone.
-                        viewed[tensor.storage] |= lies_as_born(trace, *tensor);
+                    if let Some(before) = last.replace(id) {
+                        note_views(trace, before, &mut viewed);
                     }
                 }
                 rematic_trace::Event::Drop(storage) => {
@@ -137,6 +135,17 @@ impl Scratch {
                 _ => {}
             }
         }
+    }
+}
+
+/// Which storages have views that lie as they do themselves, and are yet to be read, after an operator.
+fn note_views(trace: &StepTrace, id: OpId, viewed: &mut Table<StorageId, bool>) {
+    let op = trace.op(id);
+    for tensor in trace.inputs(op).iter().filter(|tensor| lies_as_born(trace, **tensor)) {
+        viewed[tensor.storage] = false;
+    }
+    for tensor in trace.outputs(op).iter().filter(|tensor| op.flags.view && lies_as_born(trace, **tensor)) {
+        viewed[tensor.storage] = true;
     }
 }
 
@@ -211,6 +220,7 @@ fn rule(name: &str) -> Option<Rule> {
         "_adaptive_avg_pool2d" => pool::adaptive,
         "_adaptive_avg_pool2d_backward" => pool::adaptive_backward,
         "upsample_nearest2d" | "upsample_nearest2d_backward" | "upsample_bilinear2d_backward" => pool::resized,
+        "upsample_bilinear2d" => pool::weighed,
         "upsample_bicubic2d_backward" | "reflection_pad2d" => pool::channels_first,
         "cumsum" => sort::running,
         "roll" => pointwise::roll,

@@ -7,6 +7,9 @@ use super::Use::Outputs;
 use super::images::{Format, Images, Taken};
 use super::{Call, Use, bytes};
 
+/// Fewer channels are no reason to read them together.
+const FEW: u64 = 4;
+
 fn images(layout: &Layout) -> Option<Images> {
     Images::new(layout).filter(|_| layout.shape.len() > 3)
 }
@@ -25,9 +28,11 @@ pub(super) fn pool_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     copies(uses, &[&input, &gradient], input.format());
 }
 
-/// Before the output (`adaptive_avg_pool2d_out_cuda_template` in `AdaptiveAveragePooling.cu`).
+/// Before the output, unless channels lie last: the kernel for these takes any strides
+/// (`adaptive_avg_pool2d_out_cuda_template` in `AdaptiveAveragePooling.cu`).
 pub(super) fn adaptive(call: &Call<'_>, uses: &mut Vec<Use>) {
-    let Some(input) = call.input(0).and_then(images) else { return };
+    let input = call.input(0).and_then(images).filter(|input| input.format() == Format::ChannelsFirst);
+    let Some(input) = input else { return };
     let mut taken = Taken::new(uses);
     if let Some(copy) = taken.copy(&input, input.format()) {
         taken.make(Outputs);
@@ -35,7 +40,7 @@ pub(super) fn adaptive(call: &Call<'_>, uses: &mut Vec<Use>) {
     }
 }
 
-/// The gradient, unless channels lie last: the kernel for these takes any strides.
+/// The gradient, unless channels lie last.
 pub(super) fn adaptive_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     let (Some(gradient), Some(input)) = (call.input(0).and_then(images), call.input(1).and_then(images)) else {
         return;
@@ -45,10 +50,17 @@ pub(super) fn adaptive_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     }
 }
 
+/// Images whose pixels are weighed, if channels lie last and are not few (`upsample_bilinear2d_out_cuda_template`).
+pub(super) fn weighed(call: &Call<'_>, uses: &mut Vec<Use>) {
+    let Some(input) = call.input(0).and_then(images) else { return };
+    if input.format() == Format::ChannelsLast && input.shape[1] >= FEW {
+        copies(uses, &[&input], Format::ChannelsLast);
+    }
+}
+
 /// Images made larger or smaller by the nearest pixel, and the gradients of that and of weighing pixels (`UpSampleNearest2d.cu`,
 /// `UpSampleBilinear2d.cu`). Few channels that lie last are put first, in the result too.
 pub(super) fn resized(call: &Call<'_>, uses: &mut Vec<Use>) {
-    const FEW: u64 = 4;
     let (Some(input), Some(output)) = (call.input(0).and_then(images), call.outputs.first()) else { return };
     let format = input.format();
     if format == Format::ChannelsFirst || input.shape[1] >= FEW {
