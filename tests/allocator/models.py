@@ -23,6 +23,8 @@ class Model:
     optimizer: str = "adamw"
     # What `rematic.Trace.model` is asked for; nothing for a captured one.
     native: dict[str, Any] | None = None
+    # Whether its library leaves the device alone while it is imported, so that processes may part afterwards.
+    forks: bool = True
 
 
 HALF = torch.bfloat16
@@ -121,6 +123,7 @@ def other(library: str, name: str, shapes: dict[str, tuple[int, ...]], target: t
         lambda: {**{name: zeros(shape) for name, shape in shapes.items()}, "labels": zeros(target)},
         dtype,
         optimizer,
+        forks=library != "from_diffusers",
     )
 
 

@@ -118,10 +118,11 @@ def main() -> None:
             continue
         model = models.MODELS[name]()
         # PyTorch's test models use the device as soon as they are imported, and processes must not.
-        if not isinstance((model.native or {}).get("source"), str):
+        if model.forks and not isinstance((model.native or {}).get("source"), str):
             models.built(model, "meta")
         plans = ("-", *(f"{place}/{name}-{share}.json" for share in models.SHARES))
-        answers = [{"plan": plan, **in_child(functools.partial(train, model, plan))} for plan in plans if plan == "-" or os.path.exists(plan)]
+        there = [plan for plan in plans if plan == "-" or os.path.exists(plan)]
+        answers = [{"plan": plan, **in_child(functools.partial(train, model, plan))} for plan in there]
         # At once: what an interrupted run has left is whole, and not made again.
         with open(path, "w") as file:
             file.writelines(json.dumps(answer) + "\n" for answer in answers)

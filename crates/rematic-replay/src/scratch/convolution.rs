@@ -116,7 +116,7 @@ pub(super) fn backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     if let Some(bias) = wanted.bias {
         taken.make(Output(bias));
         let summed = Layout { dtype: gradient.dtype, shape: images.shape, strides: images.strides };
-        taken.extend(reduction::channels(call, &summed).into_iter());
+        taken.extend(reduction::channels(call, &summed));
     }
     [held, first].into_iter().flatten().for_each(|copy| taken.give(copy));
 }

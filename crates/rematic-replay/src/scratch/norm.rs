@@ -151,7 +151,7 @@ pub(super) fn batch_backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     let sums = product([channels, STATISTIC]);
     uses.extend([Take(sums), Take(sums), Output(1), Output(2)]);
     let rows = input.elements() / channels.max(1);
-    if let Some((staging, semaphores)) = staging(rows, channels, 2) {
+    if let Some((staging, semaphores)) = staging(rows, channels, 2).filter(|_| has_channels_last(gradient)) {
         uses.extend([Take(staging), Take(semaphores), Give(0), Give(1), Outputs, Give(2), Give(3)]);
     } else {
         uses.extend([Outputs, Give(0), Give(1)]);
