@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+import libraries
+
 
 @dataclasses.dataclass
 class Model:
@@ -21,6 +23,8 @@ class Model:
     optimizer: str = "adamw"
     # What `rematic.Trace.model` is asked for; nothing for a captured one.
     native: dict[str, Any] | None = None
+    # Whether its library leaves the device alone while it is imported, so that processes may part afterwards.
+    forks: bool = True
 
 
 HALF = torch.bfloat16
@@ -106,6 +110,23 @@ def network(name: str, config: dict[str, Any], batch: int, length: int | None = 
     return Model(build, inputs, dtype, optimizer, asked)
 
 
+def other(library: str, name: str, shapes: dict[str, tuple[int, ...]], target: tuple[int, ...], dtype=torch.float32,
+          optimizer="adamw", **fields: Any) -> Model:  # fmt: skip
+    """A model of another library: the function of `libraries.py` that builds it, and the shapes of what it reads and should say. What
+    has one dimension is numbers of classes and the like."""
+
+    def zeros(shape):
+        return torch.zeros(shape, dtype=torch.long if len(shape) == 1 else dtype)
+
+    return Model(
+        lambda: getattr(libraries, library)(name, **fields),
+        lambda: {**{name: zeros(shape) for name, shape in shapes.items()}, "labels": zeros(target)},
+        dtype,
+        optimizer,
+        forks=library != "from_diffusers",
+    )
+
+
 def seed(layers=4, width=768, heads=12, vocabulary=8192, batch=8, length=1024, dtype=torch.float32) -> Model:
     def build():
         from torch.testing._internal.distributed._tensor.common_dtensor import ModelArgs, Transformer
@@ -126,7 +147,10 @@ def labelled(batch: int, length: int) -> Callable[[], dict[str, Any]]:
 # What is planned for: percentages of the way from the least budget to the plain step's peak.
 SHARES = (60, 30, 0)
 # They have convolutions, which run in cuDNN: on the runtime of rehearsals, which answers it.
-CONVOLVING = ("vit", "vit-native", "clip-native", "dinov2", "convnext", "convnext-half", "segformer", "wav2vec2")
+CONVOLVING = (
+    "vit", "vit-native", "clip-native", "dinov2", "convnext", "convnext-half", "segformer", "wav2vec2", "swin", "deit", "whisper",
+    "efficientnet", "mobilenet", "resnet", "unet", "mobilevit",
+)  # fmt: skip
 WIDE = {"vocab_size": 32000, "hidden_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16}
 LATENT = {
     "vocab_size": 8000, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -228,6 +252,26 @@ MODELS: dict[str, Callable[[], Model]] = {
     "wav2vec2": lambda: family("Wav2Vec2", "ForSequenceClassification",
                                lambda: {"input_values": torch.zeros(4, 32_000), "labels": tokens(4, 1)[:, 0]},
                                num_hidden_layers=4, apply_spec_augment=False, layerdrop=0.0),
+    # Run once as they are, before anything was mended for them.
+    "swin": lambda: family("Swin", "ForImageClassification", images(16), attention="eager", drop_path_rate=0.0),
+    "deit": lambda: family("DeiT", "ForImageClassification", images(16, HALF), HALF, "adamw-fused", num_hidden_layers=6),
+    "whisper": lambda: family("Whisper", "ForConditionalGeneration", lambda: {
+        "input_features": torch.zeros(4, 80, 3000), "labels": tokens(4, 64), "use_cache": False}, d_model=384, encoder_layers=4,
+        decoder_layers=4, encoder_attention_heads=6, decoder_attention_heads=6),
+    "gpt-neo": lambda: decoder({"model_type": "gpt_neo", "vocab_size": 32000, "hidden_size": 768, "num_layers": 4, "num_heads": 12,
+                                "attention_types": [[["global", "local"], 2]], "max_position_embeddings": 1024}, 2, 512),
+    "marian": lambda: family("Marian", "MTModel", lambda: {**labelled(4, 256)(), "use_cache": False}, d_model=512, encoder_layers=3,
+                             decoder_layers=3, encoder_ffn_dim=2048, decoder_ffn_dim=2048, vocab_size=32000, decoder_start_token_id=0,
+                             pad_token_id=1, max_position_embeddings=512),
+    "efficientnet": lambda: other("from_timm", "efficientnet_b0", {"x": (16, 3, 224, 224)}, (16,)),
+    "mobilenet": lambda: other("from_timm", "mobilenetv3_large_100", {"x": (16, 3, 224, 224)}, (16,), HALF, "sgd-momentum"),
+    "resnet": lambda: other("from_torchvision", "resnet50", {"x": (16, 3, 224, 224)}, (16,), optimizer="sgd-momentum"),
+    "unet": lambda: other("from_diffusers", "UNet2DModel", {"sample": (8, 3, 64, 64), "timestep": (8,)}, (8, 3, 64, 64),
+                          block_out_channels=(64, 128, 256), layers_per_block=1, attention_head_dim=8, norm_num_groups=32,
+                          down_block_types=("DownBlock2D", "AttnDownBlock2D", "DownBlock2D"),
+                          up_block_types=("UpBlock2D", "AttnUpBlock2D", "UpBlock2D")),
+    "mobilevit": lambda: family("MobileViT", "ForImageClassification", lambda: {
+        "pixel_values": torch.zeros(16, 3, 256, 256), "labels": tokens(16, 1)[:, 0]}, attention="eager"),
 }
 STRANGERS = list(MODELS)[list(MODELS).index("bloom") :]
 

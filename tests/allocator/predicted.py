@@ -30,6 +30,9 @@ def main() -> None:
     place, *names = sys.argv[1:]
     os.makedirs(place, exist_ok=True)
     for name in names:
+        # What an interrupted run has left is not made again; the last plan comes last.
+        if os.path.exists(f"{place}/{name}-{models.SHARES[-1]}.json"):
+            continue
         try:
             step = trace(models.MODELS[name]())
         except Exception as error:

@@ -113,15 +113,19 @@ def main() -> None:
     import rematic  # noqa: F401  (once, before the processes part, as all that the model is made of)
 
     for name in names:
+        path = f"{place}/{name}.{os.environ['FAKEGPU_SM']}"
+        if os.path.exists(path):
+            continue
         model = models.MODELS[name]()
         # PyTorch's test models use the device as soon as they are imported, and processes must not.
-        if not isinstance((model.native or {}).get("source"), str):
+        if model.forks and not isinstance((model.native or {}).get("source"), str):
             models.built(model, "meta")
-        with open(f"{place}/{name}.{os.environ['FAKEGPU_SM']}", "w") as file:
-            for plan in ("-", *(f"{place}/{name}-{share}.json" for share in models.SHARES)):
-                if plan == "-" or os.path.exists(plan):
-                    answer = {"plan": plan, **in_child(functools.partial(train, model, plan))}
-                    file.write(json.dumps(answer) + "\n")
+        plans = ("-", *(f"{place}/{name}-{share}.json" for share in models.SHARES))
+        there = [plan for plan in plans if plan == "-" or os.path.exists(plan)]
+        answers = [{"plan": plan, **in_child(functools.partial(train, model, plan))} for plan in there]
+        # At once: what an interrupted run has left is whole, and not made again.
+        with open(path, "w") as file:
+            file.writelines(json.dumps(answer) + "\n" for answer in answers)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ mod attention;
 mod convolution;
 mod embedding;
 mod gemm;
+mod images;
 mod index;
 mod norm;
 mod pointwise;
+mod pool;
 mod reduction;
 mod sort;
 
@@ -100,17 +102,15 @@ impl Scratch {
     /// The math kernel of attention adds its mask to the scores in place (`_scaled_dot_product_attention_math` in
     /// `attention.cpp`). Autograd adds a second gradient to the first in place, if nothing else refers to that one (`can_accumulate_inplace` in
     /// `input_buffer.cpp`); only while somebody watches, it makes a new tensor. So it does with the zeros that picked rows are
-    /// added to (`index_backward` in `TensorAdvancedIndexing.cpp`). A view refers to what it is a view of.
+    /// added to (`index_backward` in `TensorAdvancedIndexing.cpp`). A view refers to what it is a view of; once an operator has read
+    /// the view, what is left is the original.
     fn find_accumulations(&mut self, trace: &StepTrace) {
         let (mut last, mut viewed) = (None, trace.storages().filled(false));
         for event in trace.events() {
             match *event {
                 rematic_trace::Event::Op(id) => {
-                    last = Some(id);
-                    let op = trace.op(id);
-                    for tensor in trace.outputs(op).iter().filter(|_| op.flags.view) {
-                        // Another view than the one that is added to may have gone.
-                        viewed[tensor.storage] |= lies_as_born(trace, *tensor);
+                    if let Some(before) = last.replace(id) {
+                        note_views(trace, before, &mut viewed);
                     }
                 }
                 rematic_trace::Event::Drop(storage) => {
@@ -135,6 +135,17 @@ impl Scratch {
                 _ => {}
             }
         }
+    }
+}
+
+/// Which storages have views that lie as they do themselves, and are yet to be read, after an operator.
+fn note_views(trace: &StepTrace, id: OpId, viewed: &mut Table<StorageId, bool>) {
+    let op = trace.op(id);
+    for tensor in trace.inputs(op).iter().filter(|tensor| lies_as_born(trace, **tensor)) {
+        viewed[tensor.storage] = false;
+    }
+    for tensor in trace.outputs(op).iter().filter(|tensor| op.flags.view && lies_as_born(trace, **tensor)) {
+        viewed[tensor.storage] = true;
     }
 }
 
@@ -197,15 +208,29 @@ fn rule(name: &str) -> Option<Rule> {
             attention::efficient_backward
         }
         "embedding_dense_backward" => embedding::backward,
-        "sum" | "mean" | "nansum" | "any" | "all" | "linalg_vector_norm" => reduction::reduce,
-        "amax" | "amin" => reduction::extreme,
+        "sum" | "mean" | "nansum" | "linalg_vector_norm" => reduction::reduce,
+        "amax" | "amin" | "any" | "all" => reduction::extreme,
+        "aminmax" => reduction::extremes,
+        "var" | "std" | "var_mean" | "std_mean" => reduction::variance,
         "argmax" | "argmin" => reduction::place,
         "max" | "min" if name.ends_with(".dim") => reduction::place,
+        "max" | "min" if name.ends_with(".default") => reduction::extreme_of_all,
+        "max_pool2d_with_indices" | "avg_pool2d" => pool::pool,
+        "max_pool2d_with_indices_backward" | "avg_pool2d_backward" => pool::pool_backward,
+        "_adaptive_avg_pool2d" => pool::adaptive,
+        "_adaptive_avg_pool2d_backward" => pool::adaptive_backward,
+        "upsample_nearest2d" | "upsample_nearest2d_backward" | "upsample_bilinear2d_backward" => pool::resized,
+        "upsample_bilinear2d" => pool::weighed,
+        "upsample_bicubic2d_backward" | "reflection_pad2d" => pool::channels_first,
+        "cumsum" => sort::running,
+        "roll" => pointwise::roll,
         "index_put" => index::add_unchecked,
         "index_put_" | "_index_put_impl_" => index::add,
         "embedding" => embedding::forward,
         "native_dropout" => pointwise::dropout,
         "_safe_softmax" => pointwise::safe_softmax,
+        "native_layer_norm" | "_fused_rms_norm" => norm::layer,
+        "native_layer_norm_backward" | "_fused_rms_norm_backward" => norm::layer_backward,
         "native_group_norm" => norm::group,
         "native_group_norm_backward" => norm::group_backward,
         "native_batch_norm" => norm::batch,
@@ -214,8 +239,12 @@ fn rule(name: &str) -> Option<Rule> {
         "convolution_backward" => convolution::backward,
         "sort" => sort::sort,
         "topk" => sort::top,
+        "_softmax" | "_log_softmax" => pointwise::softmax,
         "_softmax_backward_data" => pointwise::softmax_backward,
-        "mse_loss" => pointwise::square_loss,
+        "_log_softmax_backward_data" => pointwise::log_softmax_backward,
+        "mse_loss" | "smooth_l1_loss" => pointwise::summed_loss,
+        "huber_loss" => pointwise::loss_then_sum,
+        "binary_cross_entropy_with_logits" => pointwise::two_losses_then_sum,
         "logsumexp" => pointwise::log_sum_exp,
         "_foreach_norm" => pointwise::norms,
         _ => return None,

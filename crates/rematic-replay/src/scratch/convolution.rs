@@ -4,118 +4,14 @@
 use rematic_trace::{Dtype, Layout};
 
 use super::Use::{self, Output};
-use super::{Call, bytes, product, reduction};
-
-/// In which order the dimensions of images lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    ChannelsFirst,
-    ChannelsLast,
-}
-
-/// A tensor as a convolution over two or three dimensions sees it.
-#[derive(Clone, Debug)]
-struct Images {
-    shape: Vec<u64>,
-    strides: Vec<u64>,
-    bytes: u64,
-    dtype: Dtype,
-}
-
-impl Images {
-    /// Images with one dimension have a second one of extent 1 (`view4d`).
-    fn new(layout: &Layout) -> Option<Self> {
-        let (mut shape, mut strides) = (layout.shape.clone(), layout.strides.clone());
-        if let (&[_, _, places], &[_, _, stride]) = (&shape[..], &strides[..]) {
-            shape.insert(2, 1);
-            strides.insert(2, product([places, stride]));
-        }
-        let is_known = matches!(shape.len(), 4 | 5) && strides.len() == shape.len();
-        is_known.then(|| Images { shape, strides, bytes: bytes(layout), dtype: layout.dtype })
-    }
-
-    /// The dimensions of a format, the innermost first.
-    fn order(&self, format: Format) -> Vec<usize> {
-        let places = (2..self.shape.len()).rev();
-        match format {
-            Format::ChannelsFirst => places.chain([1, 0]).collect(),
-            Format::ChannelsLast => [1].into_iter().chain(places).chain([0]).collect(),
-        }
-    }
-
-    /// The format that the strides suggest (`is_channels_last_strides_2d_s4` in `MemoryFormat.h`): more may lie between images than they
-    /// have, and what could be either has channels first.
-    fn format(&self) -> Format {
-        let mut least = 0;
-        if self.strides[1] == 0 {
-            return Format::ChannelsFirst;
-        }
-        for dim in self.order(Format::ChannelsLast) {
-            let (extent, stride) = (self.shape[dim], self.strides[dim]);
-            if extent == 0 || stride < least || (dim == 0 && least == self.strides[1]) {
-                return Format::ChannelsFirst;
-            }
-            least = product([stride, extent]);
-        }
-        Format::ChannelsLast
-    }
-
-    fn lies_in(&self, format: Format) -> bool {
-        let mut step = 1;
-        self.order(format).into_iter().filter(|dim| self.shape[*dim] != 1).all(|dim| {
-            let fits = self.strides[dim] == step;
-            step = product([step, self.shape[dim]]);
-            fits
-        })
-    }
-
-    /// Without gaps, in a format.
-    fn dense(&self, format: Format) -> Self {
-        let (mut made, mut step) = (self.clone(), 1);
-        for dim in self.order(format) {
-            made.strides[dim] = step;
-            step = product([step, self.shape[dim]]);
-        }
-        made
-    }
-}
+use super::images::{Format, Images, Taken};
+use super::{Call, bytes, reduction};
 
 /// The format of two tensors that cuDNN reads together (`cudnn_conv_suggest_memory_format`).
 fn common(first: &Images, second: &Images) -> Format {
     let is_last = |images: &Images| images.format() == Format::ChannelsLast;
     let has_none = first.dtype == Dtype::F64 || second.dtype == Dtype::F64;
     if !has_none && (is_last(first) || is_last(second)) { Format::ChannelsLast } else { Format::ChannelsFirst }
-}
-
-/// What was taken, by its number.
-struct Taken<'a> {
-    uses: &'a mut Vec<Use>,
-    count: usize,
-}
-
-impl Taken<'_> {
-    fn take(&mut self, bytes: u64) -> usize {
-        self.uses.push(Use::Take(bytes));
-        self.count += 1;
-        self.count - 1
-    }
-
-    fn give(&mut self, number: usize) {
-        self.uses.push(Use::Give(self.count - 1 - number));
-    }
-
-    /// What another rule says.
-    fn extend(&mut self, uses: impl Iterator<Item = Use>) {
-        for each in uses {
-            self.count += usize::from(matches!(each, Use::Take(_)));
-            self.uses.push(each);
-        }
-    }
-
-    /// A copy of what does not lie in a format.
-    fn copy(&mut self, images: &Images, format: Format) -> Option<usize> {
-        (!images.lies_in(format)).then(|| self.take(images.bytes))
-    }
 }
 
 /// A convolution with what it reads.
@@ -170,7 +66,7 @@ pub(super) fn forward(call: &Call<'_>, uses: &mut Vec<Use>) {
         return;
     };
     let Some(convolution) = Convolution::new(call, input, weight, output) else { return };
-    let mut taken = Taken { uses, count: 0 };
+    let mut taken = Taken::new(uses);
     let first = convolution.copied.map(|bytes| taken.take(bytes));
     let format = convolution.format();
     let mut input = convolution.input.clone();
@@ -178,7 +74,7 @@ pub(super) fn forward(call: &Call<'_>, uses: &mut Vec<Use>) {
     if read.is_some() {
         input = input.dense(format);
     }
-    taken.uses.push(Use::Outputs);
+    taken.make(Use::Outputs);
     let inside = if convolution.transposed {
         [taken.copy(&convolution.weight, format), None]
     } else {
@@ -209,7 +105,7 @@ pub(super) fn backward(call: &Call<'_>, uses: &mut Vec<Use>) {
     let Some(convolution) = Convolution::new(call, input, weight, gradient) else { return };
     let Some(images) = Images::new(gradient) else { return };
     let wanted = Wanted::new(call, input, weight);
-    let mut taken = Taken { uses, count: 0 };
+    let mut taken = Taken::new(uses);
     let first = convolution.copied.map(|bytes| taken.take(bytes));
     let held = if convolution.is_own {
         own(&convolution, &images, &wanted, &mut taken)
@@ -218,9 +114,9 @@ pub(super) fn backward(call: &Call<'_>, uses: &mut Vec<Use>) {
         None
     };
     if let Some(bias) = wanted.bias {
-        taken.uses.push(Output(bias));
+        taken.make(Output(bias));
         let summed = Layout { dtype: gradient.dtype, shape: images.shape, strides: images.strides };
-        taken.extend(reduction::channels(call, &summed).into_iter());
+        taken.extend(reduction::channels(call, &summed));
     }
     [held, first].into_iter().flatten().for_each(|copy| taken.give(copy));
 }
@@ -268,7 +164,7 @@ fn by_cudnn(call: &Call<'_>, convolution: &Convolution, gradient: &Images, wante
     }
     if let Some(at) = wanted.input {
         let format = common(&gradient, weight);
-        taken.uses.push(Output(at));
+        taken.make(Output(at));
         let copies = if convolution.transposed {
             multiplied(&gradient, weight, call.outputs[at], format, taken)
         } else {
@@ -280,7 +176,7 @@ fn by_cudnn(call: &Call<'_>, convolution: &Convolution, gradient: &Images, wante
         let format = common(&input, &gradient);
         let (first, second) = if convolution.transposed { (&input, &gradient) } else { (&gradient, &input) };
         let copies = [taken.copy(first, format), taken.copy(second, format)];
-        taken.uses.push(Output(at));
+        taken.make(Output(at));
         copies.into_iter().rev().flatten().for_each(|copy| taken.give(copy));
     }
     held.into_iter().rev().for_each(|copy| taken.give(copy));
@@ -291,16 +187,16 @@ fn by_cudnn(call: &Call<'_>, convolution: &Convolution, gradient: &Images, wante
 fn own(convolution: &Convolution, gradient: &Images, wanted: &Wanted, taken: &mut Taken<'_>) -> Option<usize> {
     let over_three = gradient.shape.len() == 5;
     if over_three {
-        taken.uses.extend([wanted.input, wanted.weight].into_iter().flatten().map(Output));
+        taken.extend([wanted.input, wanted.weight].into_iter().flatten().map(Output));
     }
     let held = taken.copy(gradient, Format::ChannelsFirst);
     let read = wanted.weight.and_then(|_| taken.copy(&convolution.input, Format::ChannelsFirst));
-    taken.uses.extend(wanted.weight.filter(|_| !over_three).map(Output));
+    taken.extend(wanted.weight.filter(|_| !over_three).map(Output));
     read.into_iter().for_each(|copy| taken.give(copy));
     if over_three {
         return held;
     }
-    taken.uses.extend(wanted.input.map(Output));
+    taken.extend(wanted.input.map(Output));
     held.into_iter().for_each(|copy| taken.give(copy));
     None
 }

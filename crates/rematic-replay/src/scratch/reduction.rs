@@ -3,9 +3,9 @@
 //! Where few outputs have many inputs each, several thread blocks work on one output, and write what they have so far to
 //! memory, with a semaphore for each group of outputs.
 
-use rematic_trace::Layout;
+use rematic_trace::{Dtype, Layout};
 
-use super::{Call, Use, product};
+use super::{Call, Use, bytes, product};
 
 const WARP: u64 = 32;
 const THREADS: u64 = 512;
@@ -13,6 +13,9 @@ const FEWEST_VALUES: u64 = 16;
 const MOST_VALUES: u64 = 256;
 /// Values that a thread reads or writes at once.
 const VECTOR: u64 = 4;
+/// Bytes of a number with its place, and of what a variance is made of.
+const PAIR: u64 = 16;
+const VARIANCE: u64 = 16;
 /// Threads that a multiprocessor runs at once, by compute capability.
 fn threads_per_processor(capability: u32) -> u64 {
     match capability {
@@ -26,26 +29,75 @@ fn accumulator(layout: &Layout) -> u64 {
     layout.dtype.size().max(4)
 }
 
-/// Sums, means, norms.
+/// Sums, means, norms. What has fewer bits than a result of whole numbers is made as wide first.
 pub(super) fn reduce(call: &Call<'_>, uses: &mut Vec<Use>) {
-    if let Some(input) = call.input(0) {
-        outputs_first(staging(call, input, accumulator(input)), uses);
+    let (Some(input), Some(output)) = (call.input(0), call.outputs.first()) else { return };
+    if output.dtype == Dtype::I64 && input.dtype != Dtype::I64 {
+        let wide = as_dense(input, output.dtype);
+        let inside = staging(call, &wide, accumulator(&wide));
+        let taken = inside.iter().filter(|each| matches!(each, Use::Take(_))).count();
+        uses.extend([Use::Outputs, Use::Take(bytes(&wide))]);
+        uses.extend(inside);
+        uses.push(Use::Give(taken));
+        return;
     }
+    outputs_first(staging(call, input, accumulator(input)), uses);
 }
 
-/// The largest or smallest, in the type of the elements.
+/// A copy in another type, which lies as the original does if that has no gaps.
+fn as_dense(layout: &Layout, dtype: Dtype) -> Layout {
+    if layout.is_dense() { Layout { dtype, ..layout.clone() } } else { Layout::contiguous(dtype, &layout.shape) }
+}
+
+/// The largest or smallest, and whether any is or all are, in the type of the elements.
 pub(super) fn extreme(call: &Call<'_>, uses: &mut Vec<Use>) {
     if let Some(input) = call.input(0) {
         outputs_first(staging(call, input, input.dtype.size()), uses);
     }
 }
 
+/// Both the largest and the smallest.
+pub(super) fn extremes(call: &Call<'_>, uses: &mut Vec<Use>) {
+    if let Some(input) = call.input(0) {
+        outputs_first(staging(call, input, 2 * input.dtype.size()), uses);
+    }
+}
+
+/// Mean, sum of squares and counts (`WelfordData`).
+pub(super) fn variance(call: &Call<'_>, uses: &mut Vec<Use>) {
+    if let Some(input) = call.input(0).filter(|input| input.dtype.size() <= 4) {
+        outputs_first(staging(call, input, VARIANCE), uses);
+    }
+}
+
 /// The largest or smallest with its place: a pair of both.
 pub(super) fn place(call: &Call<'_>, uses: &mut Vec<Use>) {
-    const PAIR: u64 = 16;
-    if let Some(input) = call.input(0) {
+    let Some(input) = call.input(0) else { return };
+    if call.outputs.first().is_some_and(|output| output.shape.is_empty()) {
+        of_all(call, input, PAIR, uses);
+    } else {
         outputs_first(staging(call, input, PAIR), uses);
     }
+}
+
+/// The largest or smallest of all (`max_all_kernel_impl`).
+pub(super) fn extreme_of_all(call: &Call<'_>, uses: &mut Vec<Use>) {
+    if let Some(input) = call.input(0) {
+        of_all(call, input, input.dtype.size(), uses);
+    }
+}
+
+/// What lies with gaps or the other way is copied first.
+fn of_all(call: &Call<'_>, input: &Layout, accumulator: u64, uses: &mut Vec<Use>) {
+    let inside = staging(call, &Layout::contiguous(input.dtype, &input.shape), accumulator);
+    if input.is_contiguous() {
+        outputs_first(inside, uses);
+        return;
+    }
+    let taken = inside.iter().filter(|each| matches!(each, Use::Take(_))).count();
+    uses.extend([Use::Outputs, Use::Take(bytes(input))]);
+    uses.extend(inside);
+    uses.push(Use::Give(taken));
 }
 
 fn outputs_first(staging: Vec<Use>, uses: &mut Vec<Use>) {
@@ -60,6 +112,17 @@ pub(super) fn staging(call: &Call<'_>, input: &Layout, accumulator: u64) -> Vec<
     let Some(output) = call.outputs.first() else { return Vec::new() };
     let Some(kept) = kept(&input.shape, &output.shape) else { return Vec::new() };
     Reduction { input, kept, accumulator, result: output.dtype.size() }.uses(call)
+}
+
+/// The same for the sum of rows.
+pub(super) fn rows(call: &Call<'_>, input: &Layout) -> Vec<Use> {
+    Reduction { input, kept: vec![false, true], accumulator: accumulator(input), result: input.dtype.size() }.uses(call)
+}
+
+/// The same for the variance of each channel of images.
+pub(super) fn variance_of_channels(call: &Call<'_>, input: &Layout) -> Vec<Use> {
+    let kept = (0..input.shape.len()).map(|dim| dim == 1).collect();
+    Reduction { input, kept, accumulator: VARIANCE, result: input.dtype.size() }.uses(call)
 }
 
 /// The same where the channels of images are left.

@@ -95,6 +95,35 @@ fn rows(input: &Layout) -> Option<(u64, u64)> {
     Some((input.elements() / length, length))
 }
 
+/// The same along the dimension of which the output has less; the last one where it has as much.
+fn along(input: &Layout, output: &Layout) -> Option<(u64, u64)> {
+    let picked = input.shape.iter().zip(&output.shape).find(|(before, after)| before != after);
+    let length = picked.map(|(before, _)| before).or(input.shape.last()).copied().filter(|length| *length > 0)?;
+    Some((input.elements() / length, length))
+}
+
+/// Running sums: what has another type or has gaps is copied, and one row alone is cut among thread blocks, which wait for each other
+/// (`cumsum_cuda_kernel` in `ScanKernels.cpp`, `DeviceScan`).
+pub(super) fn running(call: &Call<'_>, uses: &mut Vec<Use>) {
+    // As 20 lengths were measured.
+    const TILE: u64 = 672;
+    const STATE: u64 = 12;
+    const PADDING: u64 = 64;
+    let (Some(input), Some(output)) = (call.input(0), call.outputs.first()) else { return };
+    let count = input.elements();
+    let is_one_row = input.shape.contains(&count) && count > 1;
+    let is_copied = input.dtype != output.dtype || !input.is_contiguous();
+    if !is_one_row && !is_copied {
+        return;
+    }
+    let tiles = count.div_ceil(TILE).saturating_add(PADDING);
+    let scan = round_up(product([tiles, STATE]), ALIGNMENT).saturating_add(ALIGNMENT - 1);
+    uses.push(Outputs);
+    uses.extend(is_copied.then(|| Take(bytes(output))));
+    uses.extend(is_one_row.then_some([Take(scan), Give(0)]).into_iter().flatten());
+    uses.extend(is_copied.then_some(Give(usize::from(is_one_row))));
+}
+
 /// Long rows are cut among thread blocks, which count digits (`mbtopk::launch` in `TensorTopK.cu`).
 pub(super) fn top(call: &Call<'_>, uses: &mut Vec<Use>) {
     const THREADS: u64 = 256;
@@ -103,7 +132,8 @@ pub(super) fn top(call: &Call<'_>, uses: &mut Vec<Use>) {
     const FEWEST: u64 = 4;
     const MOST: u64 = 64;
     let Some(input) = call.input(0) else { return };
-    let Some((rows, length)) = rows(input).filter(|&(rows, length)| is_cut(rows, length)) else { return };
+    let along = call.outputs.first().and_then(|output| along(input, output));
+    let Some((rows, length)) = along.filter(|&(rows, length)| is_cut(rows, length)) else { return };
     let threads = product([u64::from(call.architecture.processors), BLOCKS_PER_PROCESSOR, THREADS]).max(1);
     let per_thread = product([rows, length]).div_ceil(threads).clamp(FEWEST, MOST);
     let blocks = product([rows, length.div_ceil(per_thread * THREADS)]);
