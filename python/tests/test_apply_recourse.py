@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import rematic
-from plans import WIDTH, X, Runs, check_equal, edited, results, whole
+from plans import WIDTH, Runs, X, check_equal, edited, results, whole
 from rematic._apply.recourse import Recomputation
 
 

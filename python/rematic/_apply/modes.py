@@ -424,7 +424,7 @@ class Again(_Follower):
         lost = frozenset(at for at, (_, is_there) in found.items() if not is_there)
         changes = any(saved and changed for saved, changed in zip(policy.saves, policy.changes, strict=True))
         drawn = any(policy.draws[at] and at not in kept.states for at in lost)
-        if kept.is_sharded_inside or lost and (changes or drawn) or self._written & kept.outside():
+        if kept.is_sharded_inside or (lost and (changes or drawn)) or self._written & kept.outside():
             return False
         for at, (value, is_there) in found.items():
             if is_there:
