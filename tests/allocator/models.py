@@ -8,9 +8,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 import libraries
+import torch
 
 
 @dataclasses.dataclass

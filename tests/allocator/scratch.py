@@ -12,9 +12,8 @@ for extents of 1). `crates/rematic-replay/tests/scratch` compares the rules with
 import itertools
 import sys
 
-import torch
-
 import kernels
+import torch
 from calls import Cases
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64", torch.bool: "bool",
