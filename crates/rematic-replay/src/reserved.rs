@@ -124,11 +124,6 @@ impl<'a> Occupancy<'a> {
                     owners[storage] = Some(id);
                 }
             }
-            for storage in module.buffers.iter().map(|buffer| buffer.storage) {
-                if start.is_alive(storage) && self.blocks[BufferId::from(storage)] == Allocation::NOTHING {
-                    self.alloc(storage.into(), start.footprint(storage));
-                }
-            }
         }
         for category in [Category::Parameter, Category::Buffer] {
             self.take_before(category, start);
