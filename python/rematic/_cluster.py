@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
+import operator
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +17,15 @@ from rematic._core import RematicError
 
 # Names of axes are joined by it where a group stands along several.
 _JOINS = "+"
+
+_TENSOR = "torch.distributed.tensor"
+# What empties the tables that DTensor keeps by mesh.
+_EMPTIES = (
+    (f"{_TENSOR}.debug", "_clear_sharding_prop_cache"),
+    (f"{_TENSOR}._redistribute", "clear_redistribute_planner_cache"),
+    (f"{_TENSOR}._redistribute", "_gen_transform_infos.cache_clear"),
+    (f"{_TENSOR}._collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
+)
 
 
 @contextlib.contextmanager
@@ -38,6 +50,17 @@ def cluster(gpus: int, rank: int = 0, mesh: Mapping[str, int] | None = None) -> 
         # The step's own code may have taken it down.
         if dist.is_initialized():
             dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """Meshes of one shape are the same to DTensor, which would go on with the groups and the rank of one that is gone."""
+    if _TENSOR not in sys.modules:
+        return
+    for module, name in _EMPTIES:
+        # Other versions of PyTorch have other tables.
+        with contextlib.suppress(AttributeError, ImportError):
+            operator.attrgetter(name)(importlib.import_module(module))()
 
 
 def _check(gpus: Any, rank: Any, axes: Any) -> None:

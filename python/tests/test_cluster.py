@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import rematic
@@ -54,3 +55,15 @@ def test_a_group_that_is_there_stays() -> None:
         with pytest.raises(rematic.RematicError, match="rank 1 of 2 in a process group already"), rematic.cluster(gpus=4):
             pass
         assert dist.get_world_size() == 2
+
+
+def test_a_mesh_is_not_taken_for_one_that_is_gone() -> None:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    for rank, rows in ((0, 2), (3, 1)):
+        with rematic.cluster(4, rank, {"dp": 2, "tp": 2}) as mesh:
+            spread = distribute_tensor(torch.zeros(3, 4), mesh["tp"], [Shard(0)], src_data_rank=None)
+            twice = spread * 2
+            assert twice.device_mesh is spread.device_mesh
+            assert twice.to_local().shape == (rows, 4)
+            assert twice.redistribute(placements=[Replicate()]).to_local().shape == (3, 4)
