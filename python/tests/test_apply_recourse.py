@@ -13,32 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import rematic
-from plans import WIDTH, Runs, X, check_equal, edited, results, whole
+from plans import WIDTH, Layers, Runs, X, check_equal, deciding, edited, results, whole
 from rematic._apply.recourse import Recomputation
-
-
-class Layers(nn.Module):
-    def __init__(self, kind: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(kind() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def deciding(plan: rematic.Plan, decisions: dict[str, str]) -> rematic.Plan:
-    """The same plan with other decisions for the operators with these names."""
-
-    def edit(document: dict[str, Any]) -> None:
-        document["version"] = 6
-        for region in document["regions"]:
-            for op in region["policy"]:
-                op["decision"] = decisions.get(op["op"], op["decision"])
-
-    return edited(plan, edit)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import rematic
-from plans import X, check_equal, edited, results, whole
+from plans import Layers, X, check_equal, deciding, results, whole
 from reality import Ran
 from rematic._apply.hollow import Hollow, Outline
 
@@ -113,29 +113,6 @@ class Indexed(nn.Module):
         return torch.tanh(z[:, torch.tensor(list(range(WIDTH)))] + y.index_select(0, order).gather(0, order[:, None].expand_as(y)))
 
 
-class Net(nn.Module):
-    def __init__(self, kind: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(kind() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def skipping(plan: rematic.Plan, decisions: dict[str, str]) -> rematic.Plan:
-    """The same plan with other decisions for the operators with these names."""
-
-    def edit(document: dict[str, Any]) -> None:
-        document["version"] = 6
-        for region in document["regions"]:
-            for op in region["policy"]:
-                op["decision"] = decisions.get(op["op"], op["decision"])
-
-    return edited(plan, edit)
-
-
 DECISIONS = {"pow.Tensor_Scalar": "skip", "mean.dim": "skip", "add.Tensor": "skip", "rsqrt.default": "save"}
 
 
@@ -146,9 +123,9 @@ def ran(model: nn.Module) -> Counter[str]:
 
 
 def test_what_is_skipped_does_not_run() -> None:
-    model = Net(Norm)
+    model = Layers(Norm)
     expected, plain = results(model, X), ran(model)
-    plan = skipping(whole(model, X), DECISIONS)
+    plan = deciding(whole(model, X), DECISIONS)
     assert [len(region.skipped) for region in plan.regions] == [3, 3]
     rematic.apply(model, plan)
     check_equal(results(model, X, passes=1), expected)
@@ -160,7 +137,7 @@ def test_what_is_skipped_does_not_run() -> None:
 @pytest.mark.skip(reason="planners skip operators only where Rust asks for it")
 def test_what_is_changed_in_place_and_viewed_may_be_skipped() -> None:
     torch.manual_seed(0)
-    model = Net(Summed)
+    model = Layers(Summed)
     expected = results(model, X)
     trace = rematic.capture(model, X, device="cpu", optimizer=False, loss=lambda out: out.square().mean())
     with pytest.raises(rematic.Infeasible) as infeasible:
@@ -177,14 +154,14 @@ def test_what_is_changed_in_place_and_viewed_may_be_skipped() -> None:
 def check_plans(make: Callable[[], nn.Module], x: Tensor) -> None:
     """Trains under plans for several budgets."""
     torch.manual_seed(0)
-    model = Net(make)
+    model = Layers(make)
     expected = results(model, x)
     trace = rematic.capture(model, x, device="cpu", optimizer=False, loss=lambda out: out.square().mean())
     with pytest.raises(rematic.Infeasible) as infeasible:
         rematic.plan(trace, 1, runs=False)
     least = infeasible.value.least_budget
     for part in (0.0, 0.3, 0.7):
-        planned = Net(make)
+        planned = Layers(make)
         planned.load_state_dict(model.state_dict())
         rematic.apply(planned, rematic.plan(trace, int(least + part * (trace.peak() - least)), runs=False))
         check_equal(results(planned, x), expected)
@@ -209,10 +186,10 @@ def test_nothing_reads_what_is_hollow(read: str) -> None:
 
 
 def test_the_emitted_plan_skips_too(tmp_path: Path) -> None:
-    model = Net(Norm)
+    model = Layers(Norm)
     expected, plain = results(model, X), ran(model)
     file = tmp_path / "plan.py"
-    file.write_text(skipping(whole(model, X), DECISIONS).to_python())
+    file.write_text(deciding(whole(model, X), DECISIONS).to_python())
     spec = importlib.util.spec_from_file_location("plan", file)
     assert spec is not None and spec.loader is not None
     emitted: Any = importlib.util.module_from_spec(spec)
@@ -223,7 +200,7 @@ def test_the_emitted_plan_skips_too(tmp_path: Path) -> None:
 
 
 def test_older_plans_run_all_again() -> None:
-    model = Net(Norm)
+    model = Layers(Norm)
     plan = whole(model, X)
     assert json.loads(plan.to_json())["version"] < 6 and not any(region.skipped for region in plan.regions)
     plain = ran(model)
