@@ -87,6 +87,13 @@ def write_requests(path: str) -> None:
                 file.write(f"{' '.join(frames)}\t{entry['addr']}\t-\n")
 
 
+def made_once(model: models.Model) -> None:
+    """Imports all that a model is made of, before the processes part."""
+    # PyTorch's test models use the device as soon as they are imported, and processes must not.
+    if model.forks and not isinstance((model.native or {}).get("source"), str):
+        models.built(model, "meta")
+
+
 def in_child(function):
     """What a function returns in a process of its own, which uses the device for the first time."""
     read, write = os.pipe()
@@ -117,9 +124,7 @@ def main() -> None:
         if os.path.exists(path):
             continue
         model = models.MODELS[name]()
-        # PyTorch's test models use the device as soon as they are imported, and processes must not.
-        if model.forks and not isinstance((model.native or {}).get("source"), str):
-            models.built(model, "meta")
+        made_once(model)
         plans = ("-", *(f"{place}/{name}-{share}.json" for share in models.SHARES))
         there = [plan for plan in plans if plan == "-" or os.path.exists(plan)]
         answers = [{"plan": plan, **in_child(functools.partial(train, model, plan))} for plan in there]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from real import in_child, peaks, three_steps, without_values
+from real import in_child, made_once, peaks, three_steps, without_values
 
 import models
 
@@ -108,7 +108,7 @@ def ready(model: models.Model) -> None:
     """Imports all that a step needs once, before the processes part."""
     for name in ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.testing._internal.distributed.fake_pg", "rematic"):
         importlib.import_module(name)
-    models.built(model, "meta")
+    made_once(model)
 
 
 def compare(command: str, what: str, step: list[str], train: Callable[..., dict[str, int]], lates=(True, False)) -> None:

@@ -225,6 +225,10 @@ def compared(own: list[tuple[str, int]], theirs: list[tuple[str, int]]) -> list[
     return [*said, f"the total after {unlike} of {len(own)} operators"] if unlike else said
 
 
+# Their layers are given numbers that FSDP2 casts in mixed precision, which is refused natively.
+CASTS = {"olmo2"}
+
+
 def main() -> None:
     import transformers.masking_utils
 
@@ -237,8 +241,13 @@ def main() -> None:
         real = theirs(CONFIGS[name], ranks, mixed, reshard)
         how = f"{ranks:2} ranks, {'mixed' if mixed else 'bf16'}, {'resharded' if reshard else 'not resharded'}"
         for step in (native, captured):
-            found = differences(step(CONFIGS[name], ranks, mixed, reshard), *real)
-            wrong += bool(found)
+            may_refuse = step is native and mixed and name in CASTS
+            try:
+                found = differences(step(CONFIGS[name], ranks, mixed, reshard), *real)
+                wrong += bool(found)
+            except rematic.RematicError as refused:
+                found = [f"refused: {refused}"]
+                wrong += not may_refuse
             print(f"{name:8} {step.__name__:8} {how:31} {'; '.join(found) or 'equal'}", flush=True)
     print(f"{wrong} unlike")
     sys.exit(wrong > 0)

@@ -50,14 +50,24 @@ impl Problem {
         if effort.aims
             && !(as_aimed && !rough || effort.is_enough(lower_bound, best.as_ref().map(|(_, found)| found.recompute)))
         {
-            if !as_aimed {
-                self.aim_elsewhere(budget, effort, rough, &mut best);
-            }
-            if best.as_ref().is_none_or(|(_, best)| best.recompute.0 > lower_bound * (1.0 + SAME)) {
-                let found = self.other_plans(budget);
-                found.iter().for_each(|plan| keep_better(&mut best, plan));
-                others = Some(found);
-            }
+            let is_open = |best: &Option<Plan>| {
+                best.as_ref().is_none_or(|(_, best)| best.recompute.0 > lower_bound * (1.0 + SAME))
+            };
+            let mut elsewhere = || {
+                if !as_aimed {
+                    self.aim_elsewhere(budget, effort, rough, &mut best);
+                }
+                is_open(&best)
+            };
+            let other_plans = || self.other_plans(budget);
+            let found = if effort.at_once {
+                let (is_open, found) = rayon::join(elsewhere, other_plans);
+                is_open.then_some(found)
+            } else {
+                elsewhere().then(other_plans)
+            };
+            found.iter().flatten().for_each(|plan| keep_better(&mut best, plan));
+            others = found;
         }
         // Sums of the same times in another order differ a little.
         let best = best.map(|(checkpoints, replayed)| {

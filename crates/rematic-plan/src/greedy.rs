@@ -15,6 +15,9 @@ use crate::planner::{Outcome, Solution};
 use crate::problem::Problem;
 use crate::replayed::Replayed;
 
+/// So often the first plan within a budget is looked for where it likely is.
+const GUESSES: usize = 6;
+
 /// What the greedy steps lead to: nodes with the positions of their policies.
 type Policies = Vec<(usize, Option<usize>)>;
 
@@ -24,6 +27,8 @@ pub(crate) struct GreedySteps {
     start: Policies,
     /// Which of these gets which policy.
     steps: Vec<(usize, usize)>,
+    /// By number of steps, what they free together.
+    freed: Vec<Bytes>,
     /// By number of steps, the peak of the step after them, once it is known: budgets ask for the same ones.
     peaks: Vec<OnceLock<Bytes>>,
 }
@@ -81,10 +86,10 @@ impl Problem {
 
     /// The first step that is within the budget, or the last one.
     pub(crate) fn greedy_fit(&self, budget: Bytes) -> (Vec<Checkpoint>, Replayed) {
-        let (count, after) = self.greedy_plans();
-        let peaks = &self.greedy_steps().peaks;
+        let (_, after) = self.greedy_plans();
+        let GreedySteps { freed, peaks, .. } = self.greedy_steps();
         let peak = |steps: usize| *peaks[steps].get_or_init(|| self.replay(&after(steps)).peak);
-        let checkpoints = after(first_within(budget, count, peak));
+        let checkpoints = after(first_within(budget, self.baseline().peak, freed, peak));
         let replayed = self.replay(&checkpoints);
         (checkpoints, replayed)
     }
@@ -122,13 +127,17 @@ impl Problem {
             step.map(|(policy, rate)| Next { rate, index, policy })
         };
         let mut open: BinaryHeap<Next> = (0..start.len()).filter_map(|index| next(index, None)).collect();
-        let mut steps = Vec::new();
+        let (mut steps, mut freed, mut total) = (Vec::new(), vec![Bytes(0)], Bytes(0));
+        let mut by_index = vec![Bytes(0); start.len()];
         while let Some(Next { index, policy, .. }) = open.pop() {
             steps.push((index, policy));
+            let now = self.nodes[start[index].0].frontier.points()[policy].freed;
+            total += now.saturating_sub(std::mem::replace(&mut by_index[index], now));
+            freed.push(total);
             open.extend(next(index, Some(policy)));
         }
         let peaks = (0..=steps.len()).map(|_| OnceLock::new()).collect();
-        GreedySteps { start, steps, peaks }
+        GreedySteps { start, steps, freed, peaks }
     }
 
     /// The policy behind the present one that frees the most for its time, and its bytes per time.
@@ -143,18 +152,25 @@ impl Problem {
     }
 }
 
-/// The first of so many plans, each of which drops more than the one before, whose peak is within the budget; the last one if
-/// none is.
+/// The first of some plans, each of which drops more than the one before, whose peak is within the budget; the last one if none is.
+/// `freed` is what each of them frees, of which the first is none, `plain` the peak without a plan.
 ///
-/// Each lowers the peak or leaves it, up to small things, so it is found by bisection.
-pub(crate) fn first_within(budget: Bytes, count: usize, peak: impl Fn(usize) -> Bytes) -> usize {
-    let (mut low, mut high) = (0, count);
-    if peak(count) > budget {
-        return count;
+/// Each lowers the peak or leaves it, up to small things, so it is found by bisection. The peak falls by about what is freed, which
+/// tells where to look first.
+pub(crate) fn first_within(budget: Bytes, plain: Bytes, freed: &[Bytes], peak: impl Fn(usize) -> Bytes) -> usize {
+    let (mut low, mut high) = (0, freed.len() - 1);
+    if high == 0 || peak(high) > budget {
+        return high;
     }
+    let (mut before, mut found) = (Bytes(0), plain);
+    let mut guesses = 0..GUESSES;
     while high - low > 1 {
+        let wanted = before.0.saturating_add(found.0).saturating_sub(budget.0);
+        let likely = freed.partition_point(|freed| freed.0 < wanted);
         let middle = low + (high - low) / 2;
-        if peak(middle) <= budget { high = middle } else { low = middle }
+        let at = guesses.next().map_or(middle, |_| likely.clamp(low + 1, high - 1));
+        (before, found) = (freed[at], peak(at));
+        if found <= budget { high = at } else { low = at }
     }
     high
 }

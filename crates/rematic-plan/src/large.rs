@@ -9,7 +9,7 @@ use rematic_trace::Bytes;
 
 use crate::greedy::first_within;
 use crate::problem::Problem;
-use crate::region::{Frontier, Pricing};
+use crate::region::{Candidate, Frontier, Pricing};
 use crate::replayed::Replayed;
 
 /// More large regions than this are not tried.
@@ -43,7 +43,8 @@ impl Problem {
             let replayed = self.replay(&checkpoints);
             (checkpoints, replayed)
         };
-        let dropped = first_within(budget, order.len(), |dropped| replayed(dropped).1.peak);
+        let freed = freed(candidate, &order);
+        let dropped = first_within(budget, self.baseline().peak, &freed, |dropped| replayed(dropped).1.peak);
         let mut best = replayed(dropped);
         if best.1.peak > budget {
             return None;
@@ -66,4 +67,14 @@ impl Problem {
         }
         Some(best)
     }
+}
+
+/// By number of items that are dropped, in this order, what that frees.
+fn freed(candidate: &Candidate, order: &[usize]) -> Vec<Bytes> {
+    let all: Bytes = candidate.items.iter().map(|item| item.bytes).sum();
+    let mut freed = vec![candidate.droppable.saturating_sub(all)];
+    for &item in order {
+        freed.push(freed[freed.len() - 1] + candidate.items[item].bytes);
+    }
+    freed
 }

@@ -37,6 +37,7 @@ pub use explanation::{
 pub use planner::{Outcome, Solution};
 pub use problem::{Limits, Problem};
 pub use region::{
-    Bundle, Candidate, Candidates, Fate, Frontier, Item, Lifetimes, Point, Pricing, Writes, bundles, nearest_saved,
+    Bundle, Candidate, Candidates, Facts, Fate, Frontier, Item, Lifetimes, Point, Pricing, Writes, bundles,
+    nearest_saved,
 };
 pub use replayed::{Offload, PlannedMoment, Replayed};

@@ -19,6 +19,8 @@ pub(crate) struct Node {
     pub(crate) next: usize,
     pub(crate) candidate: Arc<Candidate>,
     pub(crate) frontier: Arc<Frontier>,
+    /// Position of the event from which on it has freed what its policy says.
+    settled: usize,
     /// Whether no region that ends with it or later is rebuilt after it.
     pub(crate) rebuilt_last: bool,
     /// Bytes in use just before its recomputation begins, in the plain step.
@@ -74,6 +76,14 @@ pub(crate) struct Span {
     own_forward_with: u64,
 }
 
+impl Span {
+    fn known(region: RegionId, node: &Node) -> Self {
+        let (candidate, frontier) = (Arc::clone(&node.candidate), Arc::clone(&node.frontier));
+        let &Node { start, end, settled, own_forward, own_forward_with, .. } = node;
+        Span { region, start, end, candidate, frontier, settled, own_forward, own_forward_with }
+    }
+}
+
 /// What equal layers share, by their signatures.
 #[derive(Default)]
 pub(crate) struct Frontiers(Mutex<HashMap<Vec<u64>, Shared>>);
@@ -92,17 +102,48 @@ impl Frontiers {
     }
 }
 
+/// Nodes of the same step with some of its regions: no runs, and all single calls, in the same order.
+pub(crate) struct Known<'a> {
+    nodes: std::iter::Peekable<std::slice::Iter<'a, Node>>,
+    /// How many regions of single calls came before.
+    singles: usize,
+}
+
+impl<'a> Known<'a> {
+    pub(crate) fn new(nodes: &'a [Node]) -> Self {
+        Known { nodes: nodes.iter().peekable(), singles: 0 }
+    }
+
+    /// What is known of the next region of a single call: whether it can be checkpointed, and as what.
+    fn next(&mut self) -> Option<&'a Node> {
+        let region = RegionId::new(self.singles);
+        self.singles += 1;
+        self.nodes.next_if(|node| node.region == region)
+    }
+}
+
 /// The regions that the limits allow and that can be checkpointed, in the order in which forwards begin.
 pub(crate) fn spans(
     mut candidates: Candidates<'_>,
     frontiers: &Frontiers,
     totals: &Table<OpId, Bytes>,
-    allowed: &Table<RegionId, bool>,
-    limits: &Limits,
+    (allowed, limits): (&Table<RegionId, bool>, &Limits),
     pricing: Pricing,
+    mut known: Option<Known<'_>>,
 ) -> Vec<Span> {
     let mut spans: Vec<Span> = Vec::new();
-    for (id, region) in candidates.regions().all().entries().filter(|(id, _)| allowed[*id]) {
+    for (id, region) in candidates.regions().all().entries() {
+        if let Some(known) = known.as_mut().filter(|_| region.then.is_empty()) {
+            let Some(node) = known.next() else { continue };
+            // All else is the same whatever other regions there are; and where it is as much, it is the same inputs.
+            if candidates.kept_inputs(region, pricing).0 == node.candidate.kept_inputs {
+                spans.push(Span::known(id, node));
+                continue;
+            }
+        }
+        if !allowed[id] {
+            continue;
+        }
         limits.cancel.check();
         let Some(mut candidate) = candidates.candidate(region, pricing) else { continue };
         if limits.whole {
@@ -150,6 +191,7 @@ impl Nodes {
             next: next[index],
             candidate: span.candidate,
             frontier: span.frontier,
+            settled: span.settled,
             rebuilt_last: rebuilt_last[index],
             before_trigger: match trace.events()[regions.all()[span.region].trigger] {
                 Event::Op(op) => totals.before[op].0,

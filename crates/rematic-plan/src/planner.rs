@@ -46,6 +46,9 @@ pub(crate) struct Effort {
     pub(crate) proof: usize,
     /// So many tilings are planned, those with the lowest bounds.
     pub(crate) tilings: usize,
+    /// Whether two things are done at once. Never while others wait for what is found: a thread that waits takes up other work, which may be
+    /// to wait for the same.
+    pub(crate) at_once: bool,
 }
 
 impl Effort {
@@ -57,13 +60,14 @@ impl Effort {
 }
 
 /// For a budget: some 60 ms of search, and as much to show that there is no better plan.
-pub(crate) const WHOLE: Effort = Effort { changes: 60_000, enough: 0.0, aims: true, proof: 1_000_000, tilings: 3 };
+pub(crate) const WHOLE: Effort =
+    Effort { changes: 60_000, enough: 0.0, aims: true, proof: 1_000_000, tilings: 3, at_once: true };
 /// For a point of a curve.
-const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, aims: true, proof: 20_000, tilings: 3 };
+const POINT: Effort = Effort { changes: 6_000, enough: 5e-3, aims: true, proof: 20_000, tilings: 3, at_once: false };
 /// For a question whose answer only leads on.
-const QUICK: Effort = Effort { changes: 6_000, enough: 5e-3, aims: true, proof: 0, tilings: 1 };
+const QUICK: Effort = Effort { proof: 0, tilings: 1, ..POINT };
 /// For what is planned beside outputs that are moved: without a proof, but all aims are tried.
-const BESIDE_MOVES: Effort = Effort { changes: 6_000, enough: 0.0, aims: true, proof: 0, tilings: 1 };
+const BESIDE_MOVES: Effort = Effort { enough: 0.0, ..QUICK };
 /// The part of a proof that is tried before the search: it often finds the best plan and shows that it is.
 const FIRST_PROOF: usize = 4;
 /// From a plan so near to the bound, as a share, the search finds what other aims would.
@@ -113,7 +117,13 @@ impl Problem {
         if self.baseline().peak <= budget {
             return Outcome { verdict: Verdict::Fits, solution: self.unplanned() };
         }
-        self.with_runs(budget, effort, self.exact_alone(budget, effort, smaller))
+        let alone = || self.exact_alone(budget, effort, smaller);
+        let (alone, promising) = if effort.at_once && self.is_dear(budget) {
+            rayon::join(alone, || Some(self.promising(budget)))
+        } else {
+            (alone(), None)
+        };
+        self.with_runs(budget, effort, alone, promising)
     }
 
     /// Without runs.
@@ -339,7 +349,7 @@ impl Problem {
             return best;
         }
         let peak = best.replayed.peak;
-        if let Some(solution) = self.fit(peak, WHOLE).best
+        if let Some(solution) = self.fit(peak, Effort { at_once: false, ..WHOLE }).best
             && solution.replayed.recompute < best.replayed.recompute
         {
             best = solution;

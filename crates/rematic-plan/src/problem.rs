@@ -11,9 +11,9 @@ use crate::enumeration::Enumeration;
 use crate::error::PlanError;
 use crate::exact;
 use crate::greedy::GreedySteps;
-use crate::node::{Ceiling, Frontiers, Limit, Node, Nodes, spans};
+use crate::node::{Ceiling, Frontiers, Known, Limit, Node, Nodes, spans};
 use crate::planner::Solution;
-use crate::region::{Candidate, Candidates, Pricing};
+use crate::region::{Candidate, Candidates, Facts, Pricing};
 use crate::replayed::{PlannedMoment, Replayed, Replaying, Totals, first_forward};
 use crate::runs::Slot;
 use crate::search::{Axis, Bound, Lives};
@@ -35,8 +35,7 @@ pub struct Limits {
     pub host_memory: Option<Bytes>,
     /// Calls of modules beside each other may be checkpointed as one.
     pub runs: bool,
-    /// Operators of a region of which nothing reads the results need not run again. Off unless it is asked for. Regions that are
-    /// recomputed as a whole run them whatever it says.
+    /// Operators of a region of which nothing reads the results need not run again. Regions that are recomputed as a whole run them.
     pub skips: bool,
     /// Ends planning early.
     pub cancel: Cancel,
@@ -51,7 +50,7 @@ impl Default for Limits {
             whole: false,
             host_memory: None,
             runs: true,
-            skips: false,
+            skips: true,
             cancel: Cancel::default(),
         }
     }
@@ -79,6 +78,7 @@ struct Plain {
     /// The same if what a backward function read goes as soon as it returns. What lies between that and the reduction of its
     /// gradients counts for no plan: a checkpointed region has let go of what the function read.
     eager: Totals,
+    facts: Facts,
 }
 
 impl Plain {
@@ -90,7 +90,7 @@ impl Plain {
         let (baseline, totals, before) = (seen.0.finish(), seen.1.after, seen.1.before);
         let mut eager = Totals::new(trace, &start);
         plain.eager().replay(&mut eager);
-        Plain { start, first_forward, baseline, totals, before, eager }
+        Plain { start, first_forward, baseline, totals, before, eager, facts: Facts::new(trace) }
     }
 }
 
@@ -172,13 +172,13 @@ impl Problem {
         start: Ledger,
     ) -> Result<Self, PlanError> {
         let plain = Arc::new(Plain::new(&trace, &costs, start));
-        Problem::from_plain(trace, costs, limits, (regions, plain, Arc::default()))
+        Problem::from_plain(trace, costs, limits, (regions, plain, Arc::default()), None)
     }
 
-    /// The same step with other regions.
+    /// The same step with runs of calls as further regions.
     pub(crate) fn with_other_regions(&self, limits: Limits, regions: Regions) -> Result<Self, PlanError> {
         let known = (regions, Arc::clone(&self.plain), Arc::clone(&self.frontiers));
-        Problem::from_plain(Arc::clone(&self.trace), Arc::clone(&self.costs), limits, known)
+        Problem::from_plain(Arc::clone(&self.trace), Arc::clone(&self.costs), limits, known, Some(&self.nodes))
     }
 
     fn from_plain(
@@ -186,11 +186,14 @@ impl Problem {
         costs: Arc<Costs>,
         limits: Limits,
         (regions, plain, frontiers): (Regions, Arc<Plain>, Arc<Frontiers>),
+        singles: Option<&[Node]>,
     ) -> Result<Self, PlanError> {
         let trace = &*shared;
         let allowed = allowed(trace, &regions, &limits)?;
-        let candidates = Candidates::new(trace, &regions, &plain.start, &costs).skipping(limits.may_skip());
-        let spans = spans(candidates, &frontiers, &plain.totals, &allowed, &limits, Pricing::Low);
+        let candidates =
+            Candidates::new(trace, &plain.facts, &regions, &plain.start, &costs).skipping(limits.may_skip());
+        let (may, known) = ((&allowed, &limits), singles.map(Known::new));
+        let spans = spans(candidates, &frontiers, &plain.totals, may, Pricing::Low, known);
         let Nodes { all: nodes, ends, ceilings, limit_of_op } = Nodes::new(trace, &regions, &plain.eager, spans);
         let beginnings = beginnings(&regions, &nodes);
         Ok(Problem {
@@ -315,6 +318,11 @@ impl Problem {
         (candidate.held_by_autograd, candidate.droppable.saturating_sub(kept))
     }
 
+    fn candidates(&self) -> Candidates<'_> {
+        Candidates::new(&self.trace, &self.plain.facts, &self.regions, &self.plain.start, &self.costs)
+            .skipping(self.limits.may_skip())
+    }
+
     /// What decides about the policies of a region; nothing for one that the limits exclude.
     fn candidate_of(&self, id: RegionId) -> Option<Arc<Candidate>> {
         if let Ok(index) = self.nodes.binary_search_by_key(&id, |node| node.region) {
@@ -324,11 +332,7 @@ impl Problem {
         if region.then.is_empty() {
             return None;
         }
-        self.planned_run(id).or_else(|| {
-            let mut candidates = Candidates::new(&self.trace, &self.regions, &self.plain.start, &self.costs)
-                .skipping(self.limits.may_skip());
-            candidates.candidate(region, Pricing::Low).map(Arc::new)
-        })
+        self.planned_run(id).or_else(|| self.candidates().candidate(region, Pricing::Low).map(Arc::new))
     }
 
     /// A node checkpointed with some of its items saved.
@@ -352,7 +356,8 @@ impl Problem {
     pub(crate) fn moments_of_plans(&self) -> &(Axis, Lives) {
         self.moments.get_or_init(|| {
             let axis = Axis::new(&self.trace, &self.regions, &self.nodes);
-            let lives = Lives::new(&self.trace, &self.regions, &self.nodes, &axis, &self.plain.start);
+            let Plain { start, facts, .. } = &*self.plain;
+            let lives = Lives::new(&self.trace, &facts.lifetimes, &self.regions, &self.nodes, &axis, start);
             (axis, lives)
         })
     }
@@ -403,11 +408,8 @@ impl Problem {
         match pricing {
             Pricing::Low => &self.nodes,
             Pricing::High => self.dear_nodes.get_or_init(|| {
-                let plain = &self.plain;
-                let candidates = Candidates::new(&self.trace, &self.regions, &plain.start, &self.costs)
-                    .skipping(self.limits.may_skip());
-                let (totals, high) = (&plain.totals, Pricing::High);
-                let spans = spans(candidates, &self.frontiers, totals, &self.allowed, &self.limits, high);
+                let (plain, may) = (&self.plain, (&self.allowed, &self.limits));
+                let spans = spans(self.candidates(), &self.frontiers, &plain.totals, may, Pricing::High, None);
                 Nodes::new(&self.trace, &self.regions, &plain.eager, spans).all
             }),
         }

@@ -11,7 +11,7 @@ mod skipping;
 mod writes;
 
 pub use bundle::{Bundle, Fate, bundles, nearest_saved};
-pub use candidate::{Candidate, Candidates, Item, Pricing};
+pub use candidate::{Candidate, Candidates, Facts, Item, Pricing};
 pub use frontier::{Frontier, Point};
 pub use lifetime::Lifetimes;
 pub(crate) use skipping::Skipping;

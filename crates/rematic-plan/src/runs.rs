@@ -173,8 +173,14 @@ impl Problem {
         found
     }
 
-    /// What runs make of the answer for a budget that was found without them.
-    pub(crate) fn with_runs(&self, budget: Bytes, effort: Effort, alone: Option<Solution>) -> Outcome {
+    /// What runs make of the answer for a budget that was found without them. [`Problem::promising`] tilings may be known.
+    pub(crate) fn with_runs<'s>(
+        &'s self,
+        budget: Bytes,
+        effort: Effort,
+        alone: Option<Solution>,
+        promising: Option<Vec<(f64, &'s Tiling)>>,
+    ) -> Outcome {
         let limit = match &alone {
             Some(_) if effort.proof == 0 => 0.0,
             Some(found) => self.worth_with_runs(found.replayed.recompute.0),
@@ -187,7 +193,8 @@ impl Problem {
         }
         let (mut best, mut has_runs) = (alone, false);
         let mut looked: Vec<Looked> = Vec::new();
-        for (at, (bound, tiling)) in self.promising(budget).into_iter().enumerate() {
+        let promising = promising.unwrap_or_else(|| self.promising(budget));
+        for (at, (bound, tiling)) in promising.into_iter().enumerate() {
             let may_be = |best: &Solution| best.replayed.recompute.0 * (1.0 - WORTH) > bound;
             looked.push(Looked { bound, tiling, plan: None });
             if at >= effort.tilings || bound >= limit || !best.as_ref().is_none_or(may_be) {
@@ -223,7 +230,7 @@ impl Problem {
 
     /// Tilings with a solution for a budget and their bounds, the lowest first. Bounds fall with the length of the runs and then
     /// rise, a little unevenly: behind those that rise none is looked at.
-    fn promising(&self, budget: Bytes) -> Vec<(f64, &Tiling)> {
+    pub(crate) fn promising(&self, budget: Bytes) -> Vec<(f64, &Tiling)> {
         let mut found: Vec<(f64, &Tiling)> = Vec::new();
         let (mut least, mut since) = (f64::INFINITY, 0);
         for tiling in self.tilings() {
@@ -256,6 +263,12 @@ impl Problem {
             return 0.0;
         }
         if time > DEAR * self.forward_time() { time * (1.0 - WORTH) } else { 0.0 }
+    }
+
+    /// Whether every plan of single calls is dear, or there is none.
+    pub(crate) fn is_dear(&self, budget: Bytes) -> bool {
+        let bound = || exact::quick_bound(self, budget.0);
+        self.limits.runs && bound().is_none_or(|bound| bound > DEAR * self.forward_time())
     }
 
     /// Time of all operators of forward.

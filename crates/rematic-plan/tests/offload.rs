@@ -70,9 +70,9 @@ fn plans_keep_both_budgets_and_are_never_slower() {
 #[test]
 fn what_the_host_has_limits_what_moves() {
     let all = problem("llama-3-8b", 6, 8, Some(PLENTY));
-    let budget = budgets(&all)[1];
+    let budget = budgets(&all)[0];
     let moved = all.offloading(budget, all.exact(budget)).solution.replayed;
-    assert!(moved.offload.pinned > Bytes(1 << 30), "{:?}", moved.offload);
+    assert!(moved.offload.pinned > Bytes(1 << 29), "{:?}", moved.offload);
     let half = Bytes(moved.offload.pinned.0 / 2);
     let some = problem("llama-3-8b", 6, 8, Some(half));
     let less = some.offloading(budget, some.exact(budget)).solution.replayed;
@@ -102,7 +102,7 @@ fn a_curve_falls_with_the_budget() {
 /// A plan that moves something, with the problem that it is for.
 fn planned() -> (Problem, PlanDocument, Vec<Checkpoint>) {
     let problem = problem("llama-3-8b", 5, 8, Some(PLENTY));
-    let budget = budgets(&problem)[1];
+    let budget = budgets(&problem)[2];
     let Outcome { solution, .. } = problem.offloading(budget, problem.exact(budget));
     assert!(solution.replayed.offload.bytes > Bytes(0));
     let document = PlanDocument::new(&problem, &solution, budget, "h100");
@@ -112,7 +112,8 @@ fn planned() -> (Problem, PlanDocument, Vec<Checkpoint>) {
 #[test]
 fn a_plan_is_read_as_it_was_written() {
     let (problem, document, checkpoints) = planned();
-    assert_eq!(document.version, 4);
+    // It skips operators too.
+    assert_eq!(document.version, 6);
     let offload = document.offload.unwrap();
     assert_eq!(
         document.regions.iter().filter_map(|region| region.offload).map(|moves| moves.bytes).sum::<Bytes>(),
@@ -122,7 +123,8 @@ fn a_plan_is_read_as_it_was_written() {
     let read = PlanDocument::from_json(&text, Path::new("plan.json")).unwrap();
     assert_eq!(read, document);
     assert_eq!(read.checkpoints(problem.trace(), problem.regions()).unwrap(), checkpoints);
-    let older = serde_json::to_string(&document).unwrap().replace("\"version\":4", "\"version\":3");
+    let older = serde_json::to_string(&document).unwrap().replace("\"version\":6", "\"version\":3");
+    let older = older.replace("\"skip\"", "\"recompute\"");
     let refused = PlanDocument::from_json(older.as_bytes(), Path::new("plan.json")).unwrap_err();
     assert!(refused.to_string().contains("versions of the format before 4 do not have that"), "{refused}");
 }

@@ -1,7 +1,7 @@
 //! What need not run again, because nothing reads what it makes: steps written by hand.
 
 use rematic_cost::{CostRule, Costs, Device};
-use rematic_plan::{Candidate, Candidates, DocumentError, Limits, PlanDocument, Pricing, Problem};
+use rematic_plan::{Candidate, Candidates, DocumentError, Facts, Limits, PlanDocument, Pricing, Problem};
 use rematic_replay::{Allocator, Ledger, Regions, unread};
 use rematic_trace::{
     Bytes, CallId, Category, Decision, Dtype, Event, Flags, Layout, Module, OpId, OpRecord, Phase, StepTrace,
@@ -132,7 +132,8 @@ fn costs(trace: &StepTrace) -> Costs {
 
 fn candidate(trace: &StepTrace) -> Candidate {
     let (regions, ledger, costs) = (Regions::new(trace), Ledger::new(trace, Allocator::Cuda), costs(trace));
-    let mut candidates = Candidates::new(trace, &regions, &ledger, &costs).skipping(true);
+    let facts = Facts::new(trace);
+    let mut candidates = Candidates::new(trace, &facts, &regions, &ledger, &costs).skipping(true);
     candidates.candidate(&regions.all().items()[0], Pricing::Low).unwrap()
 }
 
@@ -169,7 +170,7 @@ fn it_goes_with_that_one_where_it_makes_no_less() {
     let times: f64 = (0..3).map(|op| costs.time(OpId::new(op)).0).sum();
     assert!((candidate.items[0].time.0 - times).abs() < 1e-12);
 
-    let problem = Problem::new(trace, costs, Limits { skips: true, ..Limits::default() }).unwrap();
+    let problem = Problem::new(trace, costs, Limits::default()).unwrap();
     let region = problem.regions().all().ids().next().unwrap();
     let plan = [candidate.checkpoint(region, 0, [0].into_iter())];
     let replayed = problem.replay(&plan);
@@ -301,7 +302,7 @@ fn a_plan_says_what_it_skips_and_is_refused_where_that_is_read() {
     let trace = chain();
     let candidate = candidate(&trace);
     let costs = costs(&trace);
-    let problem = Problem::new(trace, costs, Limits { skips: true, ..Limits::default() }).unwrap();
+    let problem = Problem::new(trace, costs, Limits::default()).unwrap();
     let region = problem.regions().all().ids().next().unwrap();
     let mut solution = problem.unplanned();
     solution.checkpoints = vec![candidate.checkpoint(region, 0, [0].into_iter())];

@@ -1,5 +1,5 @@
 use std::marker::PhantomData;
-use std::ops::Index;
+use std::ops::{Index, IndexMut};
 
 use crate::Id;
 
@@ -42,6 +42,12 @@ impl<I: Id, T> Index<I> for Lists<I, T> {
 
     fn index(&self, id: I) -> &[T] {
         &self.items[self.first[id.position()]..self.first[id.position() + 1]]
+    }
+}
+
+impl<I: Id, T> IndexMut<I> for Lists<I, T> {
+    fn index_mut(&mut self, id: I) -> &mut [T] {
+        &mut self.items[self.first[id.position()]..self.first[id.position() + 1]]
     }
 }
 

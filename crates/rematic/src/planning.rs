@@ -251,15 +251,13 @@ impl Study {
                 return self.offloading_device(problem, self.for_device(problem, searches, Effort::Full));
             }
             let outcome = problem.offloading(budget, (searches.last)(problem, budget));
-            let memory = self.memory_under(problem, &outcome.solution.checkpoints);
-            Found { outcome, budget, memory }
+            Found { outcome, budget, memory: None }
         })?;
-        let ways = match verdict {
-            Verdict::Fits => Ways::default(),
-            // Whether another way fits a device, only the allocator knows.
-            _ if for_device => Ways::default(),
-            _ => self.limits.cancel.catch(|| self.ways(problem, budget, verdict))?,
-        };
+        // Whether another way fits a device, only the allocator knows.
+        let has_ways = verdict != Verdict::Fits && !for_device;
+        let ways = || if has_ways { self.ways(problem, budget, verdict) } else { Ways::default() };
+        let under = || if for_device { memory } else { self.memory_under(problem, &solution.checkpoints) };
+        let (ways, memory) = self.limits.cancel.catch(|| rayon::join(ways, under))?;
         // The replay for the picture may be cancelled too.
         let answer = self.limits.cancel.catch(|| self.answer(problem, (verdict, solution), budget, memory))?;
         Ok(PlanAnswer { for_device: for_device && self.is_cuda(), ways, ..answer })

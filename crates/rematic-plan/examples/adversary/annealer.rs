@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use rematic_cost::Costs;
-use rematic_plan::{Candidate, Candidates, Limits, Pricing, Problem, Replayed};
+use rematic_plan::{Candidate, Candidates, Facts, Limits, Pricing, Problem, Replayed};
 use rematic_replay::{Checkpoint, Ledger, RegionId};
 use rematic_trace::{Bytes, OpId, StepTrace};
 
@@ -93,6 +93,7 @@ pub(crate) struct Annealer<'a> {
     costs: &'a Costs,
     ledger: Ledger,
     regions: Vec<Known>,
+    skips: bool,
 }
 
 /// A region that the annealer knows.
@@ -108,14 +109,17 @@ struct Known {
 impl<'a> Annealer<'a> {
     pub(crate) fn new(problem: &'a Problem, trace: &'a StepTrace, costs: &'a Costs, limits: &Limits) -> Self {
         let ledger = Ledger::new(trace, limits.allocator);
-        let mut annealer = Annealer { problem, trace, costs, ledger, regions: Vec::new() };
+        let (regions, skips) = (Vec::new(), limits.may_skip());
+        let mut annealer = Annealer { problem, trace, costs, ledger, regions, skips };
         annealer.regions = annealer.look(problem.regions().all().ids());
         annealer
     }
 
     fn look(&self, ids: impl Iterator<Item = RegionId>) -> Vec<Known> {
         let regions = self.problem.regions();
-        let mut candidates = Candidates::new(self.trace, regions, &self.ledger, self.costs);
+        let facts = Facts::new(self.trace);
+        let mut candidates =
+            Candidates::new(self.trace, &facts, regions, &self.ledger, self.costs).skipping(self.skips);
         let known = |id: RegionId| {
             let region = regions.region(id);
             let (ops, candidate) = (region.ops.clone(), candidates.candidate(region, Pricing::Low));
@@ -137,7 +141,8 @@ impl<'a> Annealer<'a> {
             }
             regions.push(run);
         }
-        Annealer { regions, ledger: self.ledger.clone(), trace: self.trace, costs: self.costs, problem: self.problem }
+        let &Annealer { problem, trace, costs, skips, .. } = self;
+        Annealer { problem, trace, costs, ledger: self.ledger.clone(), regions, skips }
     }
 
     /// The best plan that an attack finds, from the plan of a planner and from the step as it is.

@@ -350,7 +350,7 @@ const NOBODY: u32 = u32::MAX;
 
 /// Sorts by bytes freed, the most first, and keeps those that take less time than all before.
 fn keep_undominated(pairs: &mut Vec<Pair>) {
-    let in_order = |a: &Pair, b: &Pair| b.freed.cmp(&a.freed).then(a.time.total_cmp(&b.time));
+    let in_order = |a: &Pair, b: &Pair| b.freed.cmp(&a.freed).then_with(|| a.time.total_cmp(&b.time));
     if !pairs.is_sorted_by(|a, b| in_order(a, b).is_le()) {
         pairs.sort_by(in_order);
     }

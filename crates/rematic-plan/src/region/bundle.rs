@@ -63,8 +63,9 @@ pub fn bundles(trace: &StepTrace, writes: &Writes, region: &Region) -> Option<Ve
     let mut must_run = vec![false; region.ops.len()];
     let changes_behind = |storage: StorageId| writes.change(storage, region.ops.end, again);
     let mut first_random = None;
-    // Per storage, what has read it and is not yet tied to a change of it.
-    let mut readers: HashMap<StorageId, Vec<usize>> = HashMap::new();
+    // Per storage that is changed here, what has read it and is not yet tied to a change of it.
+    let changed = region.ops.clone().flat_map(|op| trace.mutates(trace.op(OpId::new(op))));
+    let mut readers: HashMap<StorageId, Vec<usize>> = changed.map(|storage| (*storage, Vec::new())).collect();
     for id in region.ops.clone().map(OpId::new) {
         let (op, at) = (trace.op(id), id.index() - region.ops.start);
         if op.flags.view {
@@ -85,7 +86,12 @@ pub fn bundles(trace: &StepTrace, writes: &Writes, region: &Region) -> Option<Ve
             read.push(at);
         }
         for tensor in trace.inputs(op) {
-            readers.entry(tensor.storage).or_default().push(at);
+            // Most regions change nothing.
+            if !readers.is_empty()
+                && let Some(read) = readers.get_mut(&tensor.storage)
+            {
+                read.push(at);
+            }
             must_save[at] |=
                 region.reaches(id) && born_inside(tensor.storage).is_none() && changes_behind(tensor.storage);
         }

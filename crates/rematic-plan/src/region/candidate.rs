@@ -1,5 +1,3 @@
-use std::collections::{HashMap, HashSet};
-
 use rematic_cost::Costs;
 use rematic_replay::{Checkpoint, Ledger, Readings, Region, RegionId, Regions, births};
 use rematic_trace::{Bytes, Event, Millis, OpId, StepTrace, StorageId, Table};
@@ -34,7 +32,7 @@ pub struct Candidate {
     /// What must be recomputed whatever the policy: operators that cannot be saved, and those whose outputs are changed in
     /// place after the region has returned.
     pub fixed_time: Millis,
-    /// What can be saved; views cost nothing and are always recomputed, and so is what recomputation never reaches.
+    /// What can be saved; views cost nothing and are never, nor is what recomputation does not reach.
     pub items: Vec<Item>,
     /// Saved under every policy: operators that change memory from outside the region, and cannot run twice, and those that
     /// read such memory as it is not any more when the region runs again.
@@ -104,20 +102,38 @@ pub enum Pricing {
     High,
 }
 
+/// What is known of a step whatever its regions are.
+#[derive(Debug)]
+pub struct Facts {
+    pub(crate) lifetimes: Lifetimes,
+    writes: Writes,
+    /// Positions of the events with which modules return.
+    exits: Vec<usize>,
+}
+
+impl Facts {
+    /// In linear time.
+    #[must_use]
+    pub fn new(trace: &StepTrace) -> Self {
+        let is_exit = |event: &Event| matches!(event, Event::Exit(_));
+        let exits = trace.events().iter().enumerate().filter(|(_, event)| is_exit(event)).map(|(at, _)| at).collect();
+        Facts { lifetimes: Lifetimes::new(trace), writes: Writes::new(trace), exits }
+    }
+}
+
 /// Looks at the regions of one step.
 pub struct Candidates<'a> {
     trace: &'a StepTrace,
     ledger: &'a Ledger,
     costs: &'a Costs,
     regions: &'a Regions,
-    lifetimes: Lifetimes,
-    writes: Writes,
-    /// Positions of the events with which modules return.
-    exits: Vec<usize>,
+    facts: &'a Facts,
     /// Storages that regions beside each other read: which of them keeps one is not known before the plan is.
     shared: Table<StorageId, bool>,
     /// Holds per storage, while a region is run through; zero in between.
     holds: Table<StorageId, u32>,
+    /// What is known per storage, while a region is run through; nothing in between.
+    marks: Table<StorageId, Marks>,
     /// Who reads what, where operators need not run again of which nothing reads the results.
     readings: Option<Readings<'a>>,
 }
@@ -130,9 +146,15 @@ impl<'a> Candidates<'a> {
         Candidates { readings: skips.then(|| Readings::new(self.trace, 0..end)), ..self }
     }
 
-    /// `ledger` tells the size of storages, `costs` how long operators take.
+    /// `facts` are those of the trace, `ledger` tells the size of storages, `costs` how long operators take.
     #[must_use]
-    pub fn new(trace: &'a StepTrace, regions: &'a Regions, ledger: &'a Ledger, costs: &'a Costs) -> Self {
+    pub fn new(
+        trace: &'a StepTrace,
+        facts: &'a Facts,
+        regions: &'a Regions,
+        ledger: &'a Ledger,
+        costs: &'a Costs,
+    ) -> Self {
         let storages = trace.storages();
         let mut shared = storages.filled(false);
         let mut last_reader_ends = storages.filled(usize::MAX);
@@ -142,10 +164,8 @@ impl<'a> Candidates<'a> {
                 shared[input] |= ends <= region.ops.start;
             }
         }
-        let is_exit = |event: &Event| matches!(event, Event::Exit(_));
-        let exits = trace.events().iter().enumerate().filter(|(_, event)| is_exit(event)).map(|(at, _)| at).collect();
-        let (lifetimes, writes, holds) = (Lifetimes::new(trace), Writes::new(trace), storages.filled(0));
-        Candidates { trace, ledger, costs, regions, lifetimes, writes, exits, shared, holds, readings: None }
+        let (holds, marks) = (storages.filled(0), storages.filled(Marks::default()));
+        Candidates { trace, ledger, costs, regions, facts, shared, holds, marks, readings: None }
     }
 
     /// The regions of the step.
@@ -153,15 +173,19 @@ impl<'a> Candidates<'a> {
         self.regions
     }
 
-    fn inside<'b>(&'b self, region: &'b Region) -> Inside<'b> {
-        let next = self.exits.partition_point(|exit| *exit <= region.events.end);
-        let next_exit = self.exits.get(next).copied().unwrap_or(usize::MAX).min(region.trigger);
-        Inside { trace: self.trace, region, lifetimes: &self.lifetimes, next_exit }
+    fn inside<'b>(&self, region: &'b Region) -> Inside<'b>
+    where
+        'a: 'b,
+    {
+        let Facts { lifetimes, exits, .. } = self.facts;
+        let next = exits.partition_point(|exit| *exit <= region.events.end);
+        let next_exit = exits.get(next).copied().unwrap_or(usize::MAX).min(region.trigger);
+        Inside { trace: self.trace, region, lifetimes, next_exit }
     }
 
     /// Whether what an operator saves is still waited for when the step is over.
     fn outlives_step(&self, op: OpId) -> bool {
-        !self.trace.saves(self.trace.op(op)).is_empty() && self.lifetimes.unsaved(op) == self.trace.events().len()
+        !self.trace.saves(self.trace.op(op)).is_empty() && self.facts.lifetimes.unsaved(op) == self.trace.events().len()
     }
 
     /// Whether a region that ends before this one counts what keeping the storage costs. If both are checkpointed it must
@@ -189,10 +213,9 @@ impl<'a> Candidates<'a> {
         if region.ops.clone().map(OpId::new).any(|op| self.outlives_step(op)) {
             return None;
         }
-        let bundles = bundles(self.trace, &self.writes, region)?;
+        let bundles = bundles(self.trace, &self.facts.writes, region)?;
         let mut holds = std::mem::take(&mut self.holds);
         let inside = self.inside(region);
-        let until = inside.until(pricing);
         let mut fixed_time = Millis(0.0);
         let mut items = Vec::new();
         let mut always_saved = Vec::new();
@@ -208,25 +231,11 @@ impl<'a> Candidates<'a> {
             if goes || ops.is_empty() {
                 continue;
             }
-            let mut bytes = Bytes(0);
-            let mut time = Millis(0.0);
-            let mut makes_something = false;
-            for &op in &ops {
-                let id = OpId::new(region.ops.start + op);
-                for storage in births(self.trace, id) {
-                    makes_something = true;
-                    // What outlives the region anyway costs nothing to keep while it does.
-                    let released = inside.released(storage);
-                    if released < until && fate != Fate::Recompute {
-                        bytes += self.ledger.footprint(storage);
-                        settled = settled.max(released);
-                    }
-                }
-                if region.reaches(id) {
-                    time += self.costs.time(id);
-                }
-            }
+            let Worth { bytes, released, makes_something, mut time } = self.worth(&inside, &ops, pricing);
             time += skipped.iter().map(|op| self.costs.time(OpId::new(region.ops.start + op))).sum();
+            if fate != Fate::Recompute {
+                settled = settled.max(released);
+            }
             if fate == Fate::Store {
                 always_saved.extend(ops);
                 always_kept += bytes;
@@ -238,29 +247,14 @@ impl<'a> Candidates<'a> {
             // What is free to recompute is never worth keeping.
         }
         always_saved.sort_unstable();
-        let mut kept_inputs = Bytes(0);
-        for &input in &region.inputs {
-            let needed_inside = self.lifetimes.savers(input).iter().any(|op| region.contains(*op));
-            let released = inside.released(input);
-            let twice = || self.shared[input] || self.counted_before(region, input);
-            if !needed_inside && released < until && (pricing == Pricing::High || !twice()) {
-                kept_inputs += self.ledger.footprint(input);
-                settled = settled.max(released);
-            }
-        }
-        if pricing == Pricing::High {
-            settled = region.events.end;
-        }
+        let (kept_inputs, inputs_released) = self.kept_inputs(region, pricing);
+        settled = if pricing == Pricing::High { region.events.end } else { settled.max(inputs_released) };
         let held_by_autograd = inside.held_by_autograd(self.ledger);
         let droppable = held_by_autograd.saturating_sub(always_kept).saturating_sub(kept_inputs);
-        let mut savable = vec![false; region.ops.len()];
-        for &op in items.iter().flat_map(|item| &item.ops).chain(&always_saved) {
-            savable[op] = true;
-        }
-        let mut may_be_missing = unread.clone();
-        for &op in items.iter().flat_map(|item| &item.skipped) {
-            may_be_missing[op] = true;
-        }
+        let (mut savable, mut may_be_missing) = (vec![false; region.ops.len()], unread.clone());
+        let ops = items.iter().flat_map(|item| &item.ops);
+        ops.chain(&always_saved).for_each(|op| savable[*op] = true);
+        items.iter().flat_map(|item| &item.skipped).for_each(|op| may_be_missing[*op] = true);
         let rebuilt = inside.rebuilt(self.ledger, &savable, &may_be_missing, &mut holds);
         self.holds = holds;
         let unread = (0..unread.len()).filter(|&op| unread[op]).collect();
@@ -279,47 +273,108 @@ impl<'a> Candidates<'a> {
 }
 
 impl Candidates<'_> {
+    fn worth(&self, inside: &Inside<'_>, ops: &[usize], pricing: Pricing) -> Worth {
+        let mut worth = Worth { bytes: Bytes(0), released: 0, makes_something: false, time: Millis(0.0) };
+        for id in ops.iter().map(|op| OpId::new(inside.region.ops.start + op)) {
+            for storage in births(self.trace, id) {
+                worth.makes_something = true;
+                // What outlives the region anyway costs nothing to keep while it does.
+                let released = inside.released(storage);
+                if released < inside.until(pricing) {
+                    worth.bytes += self.ledger.footprint(storage);
+                    worth.released = worth.released.max(released);
+                }
+            }
+            if inside.region.reaches(id) {
+                worth.time += self.costs.time(id);
+            }
+        }
+        worth
+    }
+
+    /// What checkpointing a region keeps of its inputs, and after which event nothing else refers to any of that. The other regions have
+    /// a say: what one that ends before it counts too is not counted, and more regions count no less.
+    pub(crate) fn kept_inputs(&self, region: &Region, pricing: Pricing) -> (Bytes, usize) {
+        let inside = self.inside(region);
+        let until = inside.until(pricing);
+        let mut kept = (Bytes(0), 0);
+        for &input in &region.inputs {
+            let needed_inside = self.facts.lifetimes.is_saved_within(input, &region.ops);
+            let released = inside.released(input);
+            let bytes = self.ledger.footprint(input);
+            let twice = || self.shared[input] || self.counted_before(region, input);
+            if !needed_inside && released < until && bytes.0 > 0 && (pricing == Pricing::High || !twice()) {
+                kept = (kept.0 + bytes, kept.1.max(released));
+            }
+        }
+        kept
+    }
+
     /// What a region can have freed at the moments of its own forward: calls `note` after each of its operators with the
     /// most that any policy frees there, and with how much more than between forward and backward that may be, for every
     /// policy. The latter counts what is not yet made as if it were saved.
     pub fn own_forward(
-        &self,
+        &mut self,
         region: &Region,
         candidate: &Candidate,
         pricing: Pricing,
         mut note: impl FnMut(OpId, u64, i64),
     ) {
+        let mut marks = std::mem::take(&mut self.marks);
         let inside = self.inside(region);
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-        let mut counted: HashMap<StorageId, u64> = HashMap::new();
+        let mut kept = 0;
         for op in candidate.items.iter().flat_map(|item| &item.ops) {
             for storage in births(self.trace, OpId::new(region.ops.start + op)) {
                 if inside.released(storage) < inside.until(pricing) {
-                    counted.insert(storage, self.ledger.footprint(storage).0);
+                    marks[storage].counted = true;
+                    kept += self.ledger.footprint(storage).0;
                 }
             }
         }
-        let kept: u64 = counted.values().sum();
         // Held by autograd alone, and counted as kept, so far.
         let (mut alone, mut in_cache) = (0, 0);
-        let mut saved: HashSet<StorageId> = HashSet::new();
         for &event in &self.trace.events()[region.events.clone()] {
             match event {
                 Event::Op(op) => {
                     let tensors = self.trace.saves(self.trace.op(op)).iter().map(|tensor| tensor.storage);
-                    saved.extend(tensors.filter(|storage| inside.born_inside(*storage)));
+                    tensors
+                        .filter(|storage| inside.born_inside(*storage))
+                        .for_each(|storage| marks[storage].saved = true);
                     note(op, alone, signed(alone) - signed(candidate.droppable.0) + signed(kept - in_cache));
                 }
                 Event::Drop(storage) => {
-                    if saved.contains(&storage) {
-                        alone += self.ledger.footprint(storage).0;
-                    }
-                    in_cache += counted.get(&storage).copied().unwrap_or(0);
+                    let (Marks { counted, saved }, bytes) = (marks[storage], self.ledger.footprint(storage).0);
+                    alone += if saved { bytes } else { 0 };
+                    in_cache += if counted { bytes } else { 0 };
                 }
                 _ => {}
             }
         }
+        for op in inside.ops() {
+            births(self.trace, op).for_each(|storage| marks[storage] = Marks::default());
+        }
+        self.marks = marks;
     }
+}
+
+/// What some operators of a region make, and what it takes to run them again.
+struct Worth {
+    /// What keeping it costs.
+    bytes: Bytes,
+    /// Position of the event after which nothing outside refers to what is kept.
+    released: usize,
+    makes_something: bool,
+    time: Millis,
+}
+
+/// What is known of a storage that a region makes.
+#[derive(Clone, Copy, Default)]
+struct Marks {
+    /// It counts as kept.
+    counted: bool,
+    /// An operator of the region has saved it.
+    saved: bool,
 }
 
 struct Inside<'a> {
@@ -341,8 +396,7 @@ impl Inside<'_> {
 
     /// Position of the event after which nothing outside the region refers to a storage.
     fn released(&self, storage: StorageId) -> usize {
-        let savers = self.lifetimes.savers(storage).iter().filter(|op| !self.region.contains(**op));
-        savers.map(|op| self.lifetimes.unsaved(*op)).fold(self.lifetimes.dropped(storage), usize::max)
+        self.lifetimes.dropped(storage).max(self.lifetimes.unsaved_outside(storage, &self.region.ops))
     }
 
     fn ops(&self) -> impl Iterator<Item = OpId> + '_ {

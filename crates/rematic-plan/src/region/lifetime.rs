@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use rematic_trace::{Event, Lists, OpId, StepTrace, StorageId, Table};
 
 /// When each storage loses its holds in the plain step, looked up by storage.
@@ -9,7 +11,17 @@ pub struct Lifetimes {
     unsaved: Table<OpId, usize>,
     /// Position of the first event that says that an operator's backward function has returned; past the end if none does.
     returned: Table<OpId, usize>,
-    savers: Lists<StorageId, OpId>,
+    /// The operators that save a storage, in their order.
+    savers: Lists<StorageId, Saver>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Saver {
+    op: OpId,
+    /// Where the last backward ends of those that save the storage up to this one.
+    until_here: usize,
+    /// The same from this one on.
+    from_here: usize,
 }
 
 impl Lifetimes {
@@ -33,7 +45,17 @@ impl Lifetimes {
         }
         let saves =
             trace.ops().entries().flat_map(|(id, op)| trace.saves(op).iter().map(move |saved| (saved.storage, id)));
-        let savers = Lists::new(trace.storages().len(), saves);
+        let saver = |(storage, op)| (storage, Saver { op, until_here: unsaved[op], from_here: unsaved[op] });
+        let mut savers = Lists::new(trace.storages().len(), saves.map(saver));
+        for storage in trace.storages().ids() {
+            let savers = &mut savers[storage];
+            for at in 1..savers.len() {
+                savers[at].until_here = savers[at].until_here.max(savers[at - 1].until_here);
+            }
+            for at in (1..savers.len()).rev() {
+                savers[at - 1].from_here = savers[at - 1].from_here.max(savers[at].from_here);
+            }
+        }
         Lifetimes { dropped, unsaved, returned, savers }
     }
 
@@ -55,9 +77,21 @@ impl Lifetimes {
         self.returned[op]
     }
 
-    /// The operators that save a storage, with repetition.
+    /// Whether one of some operators saves a storage.
     #[must_use]
-    pub fn savers(&self, storage: StorageId) -> &[OpId] {
-        &self.savers[storage]
+    pub fn is_saved_within(&self, storage: StorageId, ops: &Range<usize>) -> bool {
+        let savers = &self.savers[storage];
+        let first = savers.partition_point(|saver| saver.op.index() < ops.start);
+        savers.get(first).is_some_and(|saver| saver.op.index() < ops.end)
+    }
+
+    /// Position of the event that ends the last backward of those that save a storage, but for some operators; 0 if no others do.
+    #[must_use]
+    pub fn unsaved_outside(&self, storage: StorageId, ops: &Range<usize>) -> usize {
+        let savers = &self.savers[storage];
+        let first = savers.partition_point(|saver| saver.op.index() < ops.start);
+        let behind = first + savers[first..].partition_point(|saver| saver.op.index() < ops.end);
+        let before = first.checked_sub(1).map_or(0, |at| savers[at].until_here);
+        savers.get(behind).map_or(before, |saver| before.max(saver.from_here))
     }
 }

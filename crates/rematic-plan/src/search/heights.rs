@@ -29,7 +29,7 @@ impl Heights {
             return;
         }
         let (mut left, mut right) = (start + self.size, end + self.size);
-        let (first, last) = (left, right - 1);
+        let (mut first, mut last) = (left, right - 1);
         while left < right {
             if left & 1 == 1 {
                 self.raise(left, bytes);
@@ -42,8 +42,14 @@ impl Heights {
             left >>= 1;
             right >>= 1;
         }
-        self.look_up(first);
-        self.look_up(last);
+        // All above the two, which soon is the same.
+        while first > 1 {
+            (first, last) = (first >> 1, last >> 1);
+            self.renew(first);
+            if last != first {
+                self.renew(last);
+            }
+        }
     }
 
     fn raise(&mut self, node: usize, bytes: i64) {
@@ -53,11 +59,8 @@ impl Heights {
         }
     }
 
-    fn look_up(&mut self, mut node: usize) {
-        while node > 1 {
-            node >>= 1;
-            self.highest[node] = self.highest[2 * node].max(self.highest[2 * node + 1]) + self.added[node];
-        }
+    fn renew(&mut self, node: usize) {
+        self.highest[node] = self.highest[2 * node].max(self.highest[2 * node + 1]) + self.added[node];
     }
 
     /// The highest of all.

@@ -59,8 +59,14 @@ pub(super) struct Birth {
 }
 
 impl Lives {
-    pub(crate) fn new(trace: &StepTrace, regions: &Regions, nodes: &[Node], axis: &Axis, ledger: &Ledger) -> Self {
-        let lifetimes = Lifetimes::new(trace);
+    pub(crate) fn new(
+        trace: &StepTrace,
+        lifetimes: &Lifetimes,
+        regions: &Regions,
+        nodes: &[Node],
+        axis: &Axis,
+        ledger: &Ledger,
+    ) -> Self {
         let ops = || (0..trace.ops().len()).map(OpId::new);
         let saves =
             trace.ops().entries().flat_map(|(id, op)| trace.saves(op).iter().map(move |saved| (saved.storage, id)));
@@ -90,7 +96,7 @@ impl Lives {
         }
         let mut lives = Lives { storages, savers, readers, unsaved, returned, nodes: Vec::new() };
         for index in 0..nodes.len() {
-            let node = lives.node(trace, regions, nodes, axis, &lifetimes, index);
+            let node = lives.node(trace, regions, nodes, axis, lifetimes, index);
             lives.nodes.push(node);
         }
         for op in ops() {

@@ -171,8 +171,8 @@ impl<'a> Proof<'a> {
                     if over.iter().all(|over| *over <= 0.0) && time < target * (1.0 - TIE) {
                         proven.plans.push(self.plan(&decisions));
                     }
-                    let worst =
-                        |span: &usize| over[*span].max(0.0) * self.rate() + self.prices[*span] * over[*span].abs();
+                    let rate = self.rate();
+                    let worst = |span: &usize| over[*span].max(0.0) * rate + self.prices[*span] * over[*span].abs();
                     let open = (0..over.len()).filter(|span| !self.watched.contains(span) && worst(span) > 0.0);
                     let next = open.max_by(|a, b| worst(a).total_cmp(&worst(b)));
                     match next.filter(|_| self.watched.len() < MOST_WATCHED) {

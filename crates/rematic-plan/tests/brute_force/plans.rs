@@ -1,7 +1,7 @@
 //! Every plan there is, each one replayed.
 
 use rematic_cost::Costs;
-use rematic_plan::{Candidate, Candidates, Limits, Pricing, Problem};
+use rematic_plan::{Candidate, Candidates, Facts, Limits, Pricing, Problem};
 use rematic_replay::{Checkpoint, Ledger, RegionId, Regions};
 use rematic_trace::StepTrace;
 
@@ -32,7 +32,8 @@ impl Plans {
         most: usize,
     ) -> Option<Plans> {
         let ledger = Ledger::new(trace, limits.allocator);
-        let mut look = Candidates::new(trace, regions, &ledger, costs).skipping(limits.may_skip());
+        let facts = Facts::new(trace);
+        let mut look = Candidates::new(trace, &facts, regions, &ledger, costs).skipping(limits.may_skip());
         let candidates: Vec<Option<Candidate>> = regions
             .all()
             .iter()
