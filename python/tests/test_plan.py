@@ -273,7 +273,9 @@ def test_curves_fall_with_the_budget(small):
 
 # Minutes of work, if nothing stops it; afterwards, how long the worker goes on, and whether it computes at all then.
 LONG = """
-import sys, threading, time, rematic
+import signal, sys, time, rematic
+# A shell that starts a job in the background has it ignore the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 trace = rematic.Trace.model("{model}", batch=4, seq=8192)
 print("ready", flush=True)
 try:

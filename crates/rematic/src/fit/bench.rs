@@ -1,4 +1,5 @@
 use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rematic_layout::{Fsdp2, fsdp2, layers};
@@ -23,13 +24,35 @@ enum Tried {
     Impossible,
 }
 
+/// Answers that are asked for again. Two may work out the same one at once: it is the same.
+struct Known<K, V>(Mutex<HashMap<K, V>>);
+
+impl<K, V> Default for Known<K, V> {
+    fn default() -> Self {
+        Known(Mutex::default())
+    }
+}
+
+impl<K: Eq + Hash, V: Clone> Known<K, V> {
+    fn get(&self, key: &K) -> Option<V> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+    }
+
+    fn keep(&self, key: K, value: V) -> V {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, value.clone());
+        value
+    }
+}
+
 /// Where set-ups are tried, each once.
 pub(crate) struct Bench<'a> {
     pub(crate) request: FitRequest<'a>,
     /// The sizes that there is a step of for sure.
     base: StepSize,
-    wholes: Mutex<HashMap<StepSize, Arc<StepTrace>>>,
-    tried: Mutex<HashMap<(Key, bool), Tried>>,
+    wholes: Known<StepSize, Arc<StepTrace>>,
+    tried: Known<(Key, bool), Tried>,
+    taken: Known<(Key, bool), Option<Bytes>>,
+    made: Known<(Key, bool), FitSetup>,
     /// Studies that nobody has just now, the latest last.
     kept: Mutex<VecDeque<(Key, Study)>>,
 }
@@ -40,8 +63,10 @@ const KEPT: usize = 6;
 impl<'a> Bench<'a> {
     pub(crate) fn new(request: FitRequest<'a>, first: Arc<StepTrace>, base: &Setup) -> Self {
         let size = StepSize { ranks: 1, ..base.size() };
-        let wholes = Mutex::new(HashMap::from([(size, first)]));
-        Bench { request, base: size, wholes, tried: Mutex::default(), kept: Mutex::default() }
+        let wholes = Known::default();
+        wholes.keep(size, first);
+        let (tried, taken, made) = (Known::default(), Known::default(), Known::default());
+        Bench { request, base: size, wholes, tried, taken, made, kept: Mutex::default() }
     }
 
     pub(crate) fn axis(&self, question: FitQuestion, base: &Setup) -> Axis {
@@ -56,18 +81,13 @@ impl<'a> Bench<'a> {
     fn whole(&self, size: StepSize) -> Result<Arc<StepTrace>, Error> {
         // What a model needs to know of the ranks is that there are some.
         let size = StepSize { ranks: size.ranks.min(2), ..size };
-        let known = |wholes: &Mutex<HashMap<StepSize, Arc<StepTrace>>>| {
-            wholes.lock().unwrap_or_else(PoisonError::into_inner).get(&size).cloned()
-        };
-        if let Some(step) = known(&self.wholes) {
+        if let Some(step) = self.wholes.get(&size) {
             return Ok(step);
         }
         let varies = |given: Option<u64>, free: bool| given.filter(|_| free);
         let steps = self.request.steps;
         let (batch, seq) = (varies(size.batch, steps.varies_batch()), varies(size.seq, steps.varies_seq()));
-        let step = Arc::new(steps.step(&StepSize { batch, seq, ..size })?);
-        self.wholes.lock().unwrap_or_else(PoisonError::into_inner).insert(size, Arc::clone(&step));
-        Ok(step)
+        Ok(self.wholes.keep(size, Arc::new(steps.step(&StepSize { batch, seq, ..size })?)))
     }
 
     /// The study of a set-up, which is to be kept for others when it is no longer needed.
@@ -107,8 +127,8 @@ impl<'a> Bench<'a> {
     /// As it is, or with any plan.
     fn fits(&self, setup: &Setup, planned: bool) -> Result<Tried, Error> {
         let key = (setup.key(), planned);
-        if let Some(tried) = self.tried.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
-            return Ok(*tried);
+        if let Some(tried) = self.tried.get(&key) {
+            return Ok(tried);
         }
         let tried = match self.study(setup) {
             Ok(study) => {
@@ -121,8 +141,7 @@ impl<'a> Bench<'a> {
             Err(error) if self.is_asked_for(setup) => return Err(error),
             Err(_) => Tried::Impossible,
         };
-        self.tried.lock().unwrap_or_else(PoisonError::into_inner).insert(key, tried);
-        Ok(tried)
+        Ok(self.tried.keep(key, tried))
     }
 
     /// Whether somebody named the number of its GPUs, with the sizes of the first step.
@@ -136,9 +155,13 @@ impl<'a> Bench<'a> {
         Ok(self.fits(setup, planned)? == Tried::Fits)
     }
 
-    /// What a set-up takes, without limit: as it is, or with the plan of the lowest peak that is quickly found.
+    /// What tensors of a set-up take, without limit: as it is, or with the plan of the lowest peak that is quickly found.
     fn takes(&self, setup: &Setup, planned: bool) -> Result<Option<Bytes>, Error> {
-        let Ok(study) = self.study(setup) else { return Ok(None) };
+        let key = (setup.key(), planned);
+        if let Some(taken) = self.taken.get(&key) {
+            return Ok(taken);
+        }
+        let Ok(study) = self.study(setup) else { return Ok(self.taken.keep(key, None)) };
         let taken = if planned {
             let problem = study.problem()?;
             let least = study.limits.cancel.catch(|| problem.quick_greedy(Bytes(1)).solution)?;
@@ -147,7 +170,7 @@ impl<'a> Bench<'a> {
             study.taken(None)?
         };
         self.keep(setup, study);
-        Ok(Some(taken))
+        Ok(self.taken.keep(key, Some(taken)))
     }
 
     /// Both answers to a question.
@@ -175,6 +198,10 @@ impl<'a> Bench<'a> {
 
     /// A set-up that fits, with what it takes.
     pub(crate) fn setup(&self, setup: &Setup, planned: bool) -> Result<FitSetup, Error> {
+        let key = (setup.key(), planned);
+        if let Some(made) = self.made.get(&key) {
+            return Ok(made);
+        }
         let study = self.study(setup)?;
         let plain = study.fits_as_it_is();
         let (memory, pace) = if planned && !plain {
@@ -197,7 +224,7 @@ impl<'a> Bench<'a> {
             command: self.command(setup, planned && !plain),
         };
         self.keep(setup, study);
-        Ok(made.paced(&pace))
+        Ok(self.made.keep(key, made.paced(&pace)))
     }
 
     fn means(&self, setup: &Setup, planned: bool) -> Vec<String> {
@@ -240,19 +267,23 @@ impl Study {
         Ok(found.outcome.verdict != Verdict::Infeasible)
     }
 
-    /// What it takes of a device that has enough for it, with a plan or without.
+    /// The highest bytes of its tensors on a device that has enough, with a plan or without. The allocator reserves more, but
+    /// where that is too much it empties its cache.
     fn taken(&self, plan: Option<(&rematic_plan::Problem, &rematic_plan::Solution)>) -> Result<Bytes, Error> {
         let memory: Option<Memory> = match plan {
             Some((problem, solution)) => self.memory_under(problem, &solution.checkpoints),
             None => self.memory().copied(),
         };
         Ok(match (memory, plan) {
-            (Some(memory), _) => memory.reserved,
+            (Some(memory), _) => memory.allocated,
             (None, Some((_, solution))) => solution.replayed.peak,
             (None, None) => self.problem()?.baseline().peak,
         })
     }
 }
+
+/// A hint is trusted to this share of itself.
+const TRUSTED: u64 = 64;
 
 /// The last place up to `most` that fits; near a hint, from which strides double, and then by bisection. Either it is the last of all or the
 /// next one was tried.
@@ -262,7 +293,7 @@ fn last<E>(most: u64, hint: u64, mut fits: impl FnMut(u64) -> Result<bool, E>) -
     }
     let hint = hint.clamp(1, most);
     let (mut low, mut high);
-    let mut stride = 1;
+    let mut stride = (hint / TRUSTED).max(1);
     if fits(hint)? {
         low = hint;
         loop {
@@ -308,6 +339,10 @@ mod tests {
                 let found = last(40, hint, |place| Ok::<_, ()>(place <= answer)).unwrap();
                 assert_eq!(found, (answer > 0).then_some(answer), "hint {hint}");
             }
+        }
+        for (answer, hint) in [(0, 1000), (1, 1000), (3, 900), (500, 1000), (999, 700), (1000, 640), (1000, 1)] {
+            let found = last(1000, hint, |place| Ok::<_, ()>(place <= answer)).unwrap();
+            assert_eq!(found, (answer > 0).then_some(answer), "hint {hint}");
         }
         assert_eq!(last(0, 3, |_| Ok::<_, ()>(true)), Ok(None));
     }
