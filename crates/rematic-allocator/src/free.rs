@@ -28,7 +28,7 @@ impl Free {
 }
 
 /// A page that gets larger than this becomes two.
-const MOST: usize = 256;
+const MOST: usize = 64;
 
 /// Free blocks by size and address: sorted pages, one behind the other. Most steps have tens to hundreds of free blocks, all in one page,
 /// and moving them is faster than following the nodes of a tree; where there are thousands, only those of a page move.
